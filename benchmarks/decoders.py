@@ -64,6 +64,7 @@ OTHERS |= {"mamba_d_state": 128, "mamba_n_groups": 1, "mamba_d_ssm": 1536, "mamb
 OTHERS |= {"ssm_state_size": 128, "n_groups": 1, "state_size": 128, "num_heads": 24}
 OTHERS |= {"moe_intermediate_size": 512, "shared_expert_intermediate_size": 512, "kv_lora_rank": 192}
 OTHERS |= {"q_lora_rank": 384, "qk_rope_head_dim": 32, "qk_nope_head_dim": 64, "v_head_dim": 64}
+OTHERS |= {"global_head_dim": 128, "hidden_size_per_layer_input": 64, "vocab_size_per_layer_input": 32000}
 SMALL = ("sliding_window", "query_pre_attn_scalar")
 """Of the tests' tiny models, what fits no other size."""
 Times = dict[tuple[str, int], float]
@@ -74,9 +75,10 @@ def write_model(family: str, folder: Path, spread: float = 0.02, **sizes: Any) -
     """Save a random model of the family in bfloat16, with weights of this standard deviation, and return its
     configuration."""
     config_class = CONFIG_MAPPING[family]
-    names, tiny = config_class().to_dict(), TINY[family]
+    tiny = TINY[family]
+    names = {*config_class().to_dict(), *(tiny.keys() & {"global_head_dim"})}
     if "kv_lora_rank" in names:  # heads have widths of their own
-        names.pop("head_dim", None)
+        names.discard("head_dim")
         sizes = {"num_key_value_heads": 12, **sizes}
     kept = {name: tiny[name] for name in tiny if name not in SIZES | OTHERS and name not in SMALL}
     layers = {name: (each * 12)[:12] for name, each in kept.items() if isinstance(each, list) and "layer" in name}

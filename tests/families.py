@@ -159,6 +159,24 @@ TINY: dict[str, dict[str, Any]] = {
     "gemma": {**_HEADS, "tie_word_embeddings": False},
     "gemma2": _GEMMA2,
     "gemma3_text": {**_GEMMA, "layer_types": ["sliding_attention", "full_attention"], "tie_word_embeddings": False},
+    "gemma4_text": {
+        **_HEADS,
+        **_WINDOW,
+        **_EXPERTS,
+        "num_hidden_layers": 3,
+        "layer_types": ["sliding_attention", "full_attention", "full_attention"],
+        "num_kv_shared_layers": 1,
+        "head_dim": 12,
+        "global_head_dim": 20,
+        "num_global_key_value_heads": 1,
+        "attention_k_eq_v": True,
+        "enable_moe_block": True,
+        "top_k_experts": 2,
+        "hidden_size_per_layer_input": 12,
+        "vocab_size_per_layer_input": VOCAB,
+        "final_logit_softcapping": 4.0,
+        "tie_word_embeddings": False,
+    },
     "glm": _HEADS,
     "glm4": _HEADS,
     "gpt2": _GPT,
@@ -307,11 +325,13 @@ def tiny_model(name: str, seed: int = 0, **options: Any) -> PreTrainedModel:
                 parameter.normal_(0, 0.12)
             elif "sinks" in key or "bias" in key or "alpha" in key:
                 parameter.normal_(0, 0.3)
-            elif "norm" in key or key.endswith(("A_log", ".D")):
+            elif "norm" in key or "router" in key or key.endswith(("A_log", ".D")):
                 parameter.add_(0.2 * torch.randn(parameter.shape, generator=generator))
         for key, buffer in model.named_buffers():
             if key.endswith(("correction_bias", "expert_bias")):
                 buffer.normal_(0, 0.3)
+            elif key.endswith("layer_scalar"):
+                buffer.fill_(0.8)
     model.generation_config.eos_token_id = None
     model.set_experts_implementation("eager")
     return model.eval()

@@ -15,6 +15,7 @@ SIZES: Mapping[str, dict[str, Any]] = {
     "dots1": {"layer_types": None, "moe_intermediate_size": 64},
     "ernie4_5_moe": {"moe_intermediate_size": 64},
     "exaone_moe": {"n_group": 2, "topk_group": 1, "routed_scaling_factor": 1.5},
+    "gemma4_text": {"head_dim": 16, "global_head_dim": 24, "hidden_size_per_layer_input": 32},
     "glm4_moe": {"moe_intermediate_size": 64},
     "gpt_oss": {**_WINDOWED, "max_position_embeddings": 4096},
     "granitemoe": {},
@@ -36,16 +37,26 @@ SIZES: Mapping[str, dict[str, Any]] = {
     },
 }
 """Options of tiny models, of which files say all."""
-_STACK = re.compile(r"model\.layers\.(\d+)\..+\.experts\.(gate_up|down)_proj(_bias)?$")
+_STACK = re.compile(r"model\.layers\.(\d+)\.(?:.+\.)?experts\.(gate_up|down)_proj(_bias)?$")
 _OTHERS = {
     r"block_sparse_moe\.router\.weight": "ffn_gate_inp.weight",
     r"feed_forward\.gate\.weight": "ffn_gate_inp.weight",
     r"feed_forward\.expert_bias": "exp_probs_b.bias",
     r"mlp\..*e_score_correction_bias": "exp_probs_b.bias",
     r"self_attn\.sinks": "attn_sinks.weight",
+    r"layer_scalar": "layer_output_scale.weight",
+    r"router\.scale": "ffn_gate_inp.scale",
+    r"router\.per_expert_scale": "ffn_down_exps.scale",
     r"shared_mlp\.output_linear\.weight": "ffn_down_shexp.weight",
 }
-_EXACT = ("mlp.gate.weight", "gate.wg.weight", "router.weight", "feed_forward.gate.weight", "shared_expert_gate.weight")
+_EXACT = (
+    "mlp.gate.weight",
+    "gate.wg.weight",
+    "router.weight",
+    "router.proj.weight",
+    "feed_forward.gate.weight",
+    "shared_expert_gate.weight",
+)
 
 
 def is_exact(name: str) -> bool:

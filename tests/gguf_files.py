@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ ARCHITECTURES = {
     **dict.fromkeys(("deepseek_v2", "deepseek_v3", "glm4_moe_lite"), "deepseek2"),
     "falcon_h1": "falcon-h1",
     "gemma3_text": "gemma3",
+    "gemma4_text": "gemma4",
     "glm": "chatglm",
     "granitemoehybrid": "granitehybrid",
     "gpt_neox": "gptneox",
@@ -142,7 +144,7 @@ def write_gguf(
             writer.add_tensor(their_name, packed, raw_dtype=kind)
         joined = gguf_experts.read(name, gguf_latents.read(name, found, config), config)
         meaning[name] = tensor if is_plain else gguf_recurrent.read(name, joined, config)
-    for name, tensor in (tensors or {}).items():
+    for name, tensor in {**_factors(config), **(tensors or {})}.items():
         writer.add_tensor(name, tensor)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -205,6 +207,8 @@ def _metadata(config: Any) -> dict[str, Any]:
     kinds = getattr(config, "rope_parameters", None) or {"rope_type": "default", "rope_theta": 10000.0}
     rope = kinds.get("full_attention", kinds)
     sections, layer_types = rope.get("mrope_section"), getattr(config, "layer_types", None)
+    config = copy(config)
+    config.allow_global_per_layer_attribute_access = True
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     return {
         "block_count": config.num_hidden_layers,
@@ -237,7 +241,36 @@ def _metadata(config: Any) -> dict[str, Any]:
         **gguf_experts.metadata(config),
         **(_yarn(rope) if rope["rope_type"] == "yarn" else {}),
         **gguf_latents.metadata(config),
+        **(_gemma4(config) if config.model_type == "gemma4_text" else {}),
     }
+
+
+def _gemma4(config: Any) -> dict[str, Any]:
+    """What the converter writes of Gemma 4, whose layers differ."""
+    kinds = [config.per_layer_config[index] for index in range(config.num_hidden_layers)]
+    local, full = (config.per_layer_config[kind].head_dim for kind in ("sliding_attention", "full_attention"))
+    first, factor = config.num_hidden_layers - config.num_kv_shared_layers, 1 + config.use_double_wide_mlp
+    widths = [config.intermediate_size * (factor if index >= first else 1) for index in range(len(kinds))]
+    return {
+        "attention.head_count_kv": [each.num_key_value_heads for each in kinds],
+        "feed_forward_length": widths if config.use_double_wide_mlp else config.intermediate_size,
+        **dict.fromkeys(("attention.key_length", "attention.value_length", "rope.dimension_count"), full),
+        **{f"{key}_swa": local for key in ("attention.key_length", "attention.value_length", "rope.dimension_count")},
+        "attention.sliding_window_pattern": [kind == "sliding_attention" for kind in config.layer_types],
+        "attention.shared_kv_layers": config.num_kv_shared_layers,
+        "embedding_length_per_layer_input": config.hidden_size_per_layer_input,
+        "expert_used_count": config.top_k_experts if config.enable_moe_block else None,
+        "expert_count": config.num_experts if config.enable_moe_block else None,
+    }
+
+
+def _factors(config: Any) -> dict[str, np.ndarray]:
+    """By how much frequencies are divided in Gemma 4's layers of full attention."""
+    if config.model_type != "gemma4_text":
+        return {}
+    width, share = config.per_layer_config["full_attention"].head_dim, config.rope_parameters["full_attention"]
+    rotated = int(width * share["partial_rotary_factor"] / 2)
+    return {"rope_freqs.weight": np.array([1.0] * rotated + [1e30] * (width // 2 - rotated), np.float32)}
 
 
 def _yarn(rope: Mapping[str, Any]) -> dict[str, Any]:

@@ -32,7 +32,14 @@ from forerun.models.linear import Part
 from forerun.models.loading.configuration import context_length, refuse_unservable
 from forerun.models.loading.find_source import find_source
 from forerun.models.loading.load import read_to_quantize
-from forerun.models.loading.quantized_layers import LAYOUT, METHOD, Quantization, QuantizedMaker, matrices
+from forerun.models.loading.quantized_layers import (
+    LAYOUT,
+    METHOD,
+    Quantization,
+    QuantizedMaker,
+    matrices,
+    outer_modules,
+)
 from forerun.models.loading.quantized_tensors import tensors_of
 from forerun.models.loading.transformers_modules import quietly
 from forerun.utils.files import whole_folder, write_bytes, write_json
@@ -101,7 +108,7 @@ def export_quantized(
 
 def _nbytes(model: Any, quantize: Quantization, is_fused: bool) -> int:
     """Estimate the bytes of the saved tensors: quantized values, scales, and unquantized tensors."""
-    outer = (model.get_output_embeddings(), model.get_input_embeddings())
+    outer = outer_modules(model, is_fused)
     quantized = {
         f"{path}.weight": _BYTES[8 if module in outer else QUANTISATIONS[quantize][0]]
         for path, module in matrices(model, is_fused).items()
@@ -117,12 +124,12 @@ def _parts(model: Any, maker: QuantizedMaker, is_fused: bool, name: str) -> Iter
     found = matrices(model, is_fused)
     if not found:
         raise UnsupportedModelError(f"{name} has no linear layers that could be quantized. Serve it as it is.")
-    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+    head, embedding, *inner = outer_modules(model, is_fused)
     for path, module in found.items():
         is_transposed, key = type(module) is Conv1D, f"{path}.weight"
         stored = module.get_parameter("weight")
         part = Part(key, stored.T if is_transposed else stored, None, is_transposed)
-        weight = maker.weight(part, is_outer=module in (head, embedding))
+        weight = maker.weight(part, is_outer=module in (head, embedding, *inner))
         yield tensors_of(key, weight, is_transposed=is_transposed)
     is_tied = head is not None and head.weight is embedding.weight
     done = {f"{path}.weight" for path, module in model.named_modules() if path in found or (is_tied and module is head)}

@@ -26,6 +26,7 @@ from forerun.models.attention.base import LayerAttention, Planner
 from forerun.models.attention.native import PathPlanner
 from forerun.models.attention.reference import ReferenceAttention
 from forerun.models.decoders import cache_dtype_of, library_for, mixture_as_stored, multiplies_floats, served_kind
+from forerun.models.fused.decoder import attentions_of
 from forerun.models.fused.experts import stacked
 from forerun.models.fused.families import refusal, spec_of
 from forerun.models.fused.options import head_shape
@@ -36,7 +37,7 @@ from forerun.models.loading.configuration import context_length
 from forerun.models.loading.find_source import find_source
 from forerun.models.loading.fused_modules import Numbers, empty_fused
 from forerun.models.loading.load import check_dtype, served_dtype
-from forerun.models.loading.quantized_layers import Quantization, check_quantization, form_kept
+from forerun.models.loading.quantized_layers import Quantization, check_quantization, form_kept, outer_modules
 from forerun.models.loading.source import ModelSource
 from forerun.models.loading.transformers_modules import empty_model
 from forerun.utils.device import resolve_device
@@ -146,11 +147,11 @@ def weight_nbytes(model: Any, storage: WeightStorage, num_outputs: int | None = 
         model: of Transformers, as `empty_model` makes it.
         num_outputs: tokens that the output layer is kept for, in rows beside the embedding's; None for all.
     """
-    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+    head, *tables = outer_modules(model, storage.is_fused)
     is_streamed = storage.is_fused and storage.quantize is not None and not storage.has_adapter
     kept = read = largest = 0
     for name, module, parameter in _parameters(model):
-        is_embedding = module is embedding and parameter.dim() == 2
+        is_embedding = any(module is table for table in tables) and parameter.dim() == 2
         is_matrix = (isinstance(module, nn.Linear) or _is_conv(module)) and parameter.dim() == 2
         if is_embedding:
             kept += storage.embedding(name, parameter.shape)
@@ -344,6 +345,8 @@ def _row_width(config: Any, *, is_fused: bool) -> int:
     spec = spec_of(config)
     shape = spec.recurrence if state_layout(spec) is not None else None
     wide = residual + 2 * spec.intermediate + (0 if shape is None else 3 * shape.channels + 2 * shape.wide)
+    if spec.token_inputs is not None:
+        wide += 2 * len(spec.layers) * spec.token_inputs.width
     if spec.experts is not None:  # rows are copied for each of their experts
         wide += 2 * spec.experts.top * (spec.hidden + spec.experts.width) + 2 * spec.experts.count
     return wide if spec.latent is None else wide + 2 * spec.num_heads * sum(spec.cached_widths)
@@ -372,14 +375,13 @@ def attention_widths(config: Any) -> tuple[int, int, int, int]:
 def _planner(config: Any, storage: WeightStorage, cache_dtype: torch.dtype) -> Planner:
     """Make the planner that the decoder of such a model makes."""
     heads, kv_heads, key_width, value_width = attention_widths(config)
-    count, states = config.num_hidden_layers, None
-    if storage.is_fused:
-        spec = spec_of(config)
-        count, states = spec.num_attending, state_layout(spec)
     if kv_heads < 1 or key_width < 1:
         raise UnsupportedModelError(f"a model of {kv_heads} key heads of width {key_width} cannot be served.")
     layer = LayerAttention(kv_heads, max(1, heads // kv_heads), key_width, value_width, AttentionShape(key_width**-0.5))
-    layers = [layer] * count
+    layers, states = [layer] * config.num_hidden_layers, None
+    if storage.is_fused:
+        spec = spec_of(config)
+        layers, states = attentions_of(spec), state_layout(spec)
     if storage.is_triton or storage.library is not None:
         planner: Planner = PathPlanner(layers, cache_dtype, storage.device if storage.is_triton else None)
     else:

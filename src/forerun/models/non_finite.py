@@ -66,7 +66,9 @@ def _of_fused(decoder: FusedDecoder) -> Iterator[tuple[str, Tensor]]:
     # if quantized, it is finite
     parts: list[tuple[str, object]] = [(spec.embedding_weight, decoder.embedding)]
     parts.append((f"{spec.base}.{spec.positions}.weight", decoder.positions))
+    parts += decoder.token_parts.items()
     for index, layer in enumerate(decoder.layers):
+        parts.append((f"{spec.base}.{spec.layer_list}.{index}.{spec.layer_scale}", layer.scale))
         parts.append((f"{spec.base}.{spec.layer_list}.{index}.{spec.curve}", layer.curve))
         if layer.recurrence is not None:
             numbers = layer.recurrence.numbers

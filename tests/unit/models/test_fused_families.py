@@ -23,7 +23,8 @@ from forerun.models import Model, Rows, load_model
 from forerun.models.fused.experts import take_experts_apart
 from forerun.models.fused.families import refusal, spec_of
 from forerun.models.fused.latent_families import LATENT_FAMILIES
-from forerun.models.loading.fused_modules import FusedModules
+from forerun.models.loading.find_source import find_source
+from forerun.models.loading.fused_modules import FusedModules, read_fused
 from forerun.models.memory_plan import attention_widths
 from medusa_heads import random_medusa
 
@@ -40,6 +41,8 @@ PROPORTIONAL = {
     "sliding_attention": YARN,
 }
 GROWN = {**YARN, "factor": 40.0, "original_max_position_embeddings": 16, "mscale": 1.0, "mscale_all_dim": 0.7}
+GEMMA = {"num_hidden_layers": 4, "layer_types": ["sliding_attention", "full_attention"] * 2, "num_kv_shared_layers": 2}
+GEMMA_31B = {"enable_moe_block": False, "num_kv_shared_layers": 0, "hidden_size_per_layer_input": 0}
 MIXTURE = {"num_experts": 4, "num_experts_per_tok": 2}
 VARIANTS: list[tuple[str, dict[str, Any]]] = [
     *((family, {}) for family in DESCRIBED),
@@ -99,6 +102,9 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("cohere2_moe", {"shared_expert_combination_strategy": "average"}),
     ("cohere2_moe", {"expert_selection_fn": "sigmoid", "norm_topk_prob": False, "num_shared_experts": 0}),
     ("cohere2_moe", {"rms_norm_eps": 1e-5, "prefix_dense_sliding_window_pattern": 4, "expert_selection_fn": "sigmoid"}),
+    ("gemma4_text", {**GEMMA_31B, "use_bidirectional_attention": "vision"}),
+    ("gemma4_text", {**GEMMA_31B, "enable_moe_block": True, "top_k_experts": 3, "attention_bias": True}),
+    ("gemma4_text", {**GEMMA, "enable_moe_block": False, "attention_k_eq_v": False, "use_double_wide_mlp": True}),
     ("gpt_oss", {"num_local_experts": 3, "swiglu_limit": 0.4}),
     ("qwen3_next", {"linear_key_head_dim": 12, "linear_value_head_dim": 40, "linear_num_key_heads": 4}),
     ("olmo_hybrid", {"linear_allow_neg_eigval": False, "layer_types": ["full_attention", "linear_attention"]}),
@@ -127,6 +133,11 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("falcon_h1", {"mamba_proj_bias": True}, "mamba_proj_bias=True"),
     ("falcon_h1", {"hidden_act": "gelu"}, "hidden_act='gelu'"),
     ("gemma3_text", {"use_bidirectional_attention": True}, "use_bidirectional_attention=True"),
+    ("gemma4_text", {"use_bidirectional_attention": "all"}, "use_bidirectional_attention='all'"),
+    ("gemma4_text", {"use_double_wide_mlp": True}, "feed-forward layers of several widths"),
+    ("gemma4_text", {"num_kv_shared_layers": 3}, "its values describe no gemma4_text"),
+    ("gemma4_text", {"per_layer_config": {0: {"intermediate_size": 96}}}, "layers that differ in intermediate_size"),
+    ("gemma4_text", {"global_head_dim": 21}, "4 query heads and 1 key heads of width 21"),
     ("glm", {"rope_parameters": PROPORTIONAL["full_attention"]}, "a rotation of 1.0 of each head"),
     ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx=True"),
     ("gpt2", {"add_cross_attention": True}, "add_cross_attention=True"),
@@ -298,6 +309,26 @@ def test_quantized_weights_have_their_places(family: str, tmp_path: Path) -> Non
     folder, text = make_family(family, tmp_path), tokens(30)
     exact, rounded = (in_parts(load_model(folder, "float32", quantize=each), text, [30]) for each in (None, "int8"))
     assert (exact - rounded).norm() < 0.1 * exact.norm()
+
+
+@pytest.mark.parametrize("quantize", [None, "int8"])
+def test_keys_that_no_layer_reads(quantize: str | None, tmp_path: Path) -> None:
+    """Read files as they are published: layers that read another's keys and values have weights for their own."""
+    folder, text = make_family("gemma4_text", tmp_path), tokens(30)
+    expected = in_parts(load_model(folder, "float32", quantize=quantize), text, [30])
+    tensors, layer = load_file(folder / WEIGHTS), "model.layers.{}.self_attn.{}.weight"
+    for name in ("k_proj", "k_norm"):
+        tensors[layer.format(2, name)] = tensors[layer.format(1, name)].clone()
+    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+    config = find_source(folder).plain_config()
+    assert read_fused("it", config, find_source(folder).checkpoint(config, torch.float32), torch.float32) is not None
+    assert torch.equal(in_parts(load_model(folder, "float32", quantize=quantize), text, [30]), expected)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
+def test_keys_and_values_are_as_wide_as_each_layer_says(dtype: str, tmp_path: Path) -> None:
+    model = load_model(make_family("gemma4_text", tmp_path), dtype)
+    assert model.new_cache().shapes == [(2, 12, 12), (1, 20, 20)]  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("quantize", [None, "int8"])

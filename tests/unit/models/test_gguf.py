@@ -214,8 +214,8 @@ def test_other_factors_are_used_as_they_are(tmp_path: Path) -> None:
     ("keys", "said"),
     [
         (
-            {"general.architecture": "gemma4"},
-            "architecture 'gemma4', and .* llama, mistral3, qwen2, .* folder or hub",
+            {"general.architecture": "gemma3n"},
+            "architecture 'gemma3n', and .* llama, mistral3, qwen2, .* folder or hub",
         ),
         ({"general.type": "adapter"}, "general.type is 'adapter'"),
         ({"attention.causal": False}, "attention.causal is False"),

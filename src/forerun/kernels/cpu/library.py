@@ -92,6 +92,7 @@ class ExpertsStruct(Structure):
         ("scale", c_float),
         ("best", c_int32),
         ("distance", c_float),
+        *((name, c_void_p) for name in ("router_norm", "norm", "shared_norm", "mixed_norm", "share_scales")),
     ]
 
 
@@ -130,11 +131,17 @@ class LayerStruct(Structure):
         ("curve", c_void_p),
         ("attention_gate", LinearStruct),
         ("recurrence", c_void_p),
-        ("num_before", c_int32),
+        *((name, c_int32) for name in ("num_kv_heads", "head_dim", "rotated", "key_width", "value_width")),
         ("feed_scale", c_float),
         ("experts", c_void_p),
         ("sinks", c_void_p),
         ("latent", c_void_p),
+        ("keys_at", c_int64),
+        ("value_norm", c_void_p),
+        ("output_scale", c_void_p),
+        ("token_gate", LinearStruct),
+        ("token_out", LinearStruct),
+        ("token_norm", c_void_p),
     ]
 
 
@@ -148,15 +155,11 @@ class ModelStruct(Structure):
         ("num_layers", c_int32),
         ("hidden", c_int32),
         ("num_heads", c_int32),
-        ("num_kv_heads", c_int32),
-        ("head_dim", c_int32),
-        ("intermediate", c_int32),
         ("page", c_int32),
         ("cache_format", c_int32),
         ("eps", c_float),
         ("scale", c_float),
         ("norm_bias", c_void_p),
-        ("rotated", c_int32),
         ("activation", c_int32),
         ("has_layer_norms", c_int32),
         ("is_parallel", c_int32),
@@ -170,7 +173,6 @@ class ModelStruct(Structure):
         ("query_period", c_int32),
         ("record_size", c_int64),
         *((name, c_float) for name in ("attention_scale", "activation_scale")),
-        *((name, c_int32) for name in ("key_width", "value_width")),
     ]
 
 
@@ -209,6 +211,7 @@ class RowsStruct(Structure):
         ("other_cosines", c_void_p),
         ("other_sines", c_void_p),
         ("states", c_void_p),
+        ("token_inputs", c_void_p),
     ]
 
 

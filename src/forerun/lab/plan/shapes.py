@@ -108,9 +108,13 @@ def configured(name: str, config: Any) -> ModelShape:
     sizes = {key: parameter.numel() for key, parameter in model.named_parameters()}
     experts = sum(size for key, size in sizes.items() if ".experts." in key)
     own = head is not None and head.weight is not embedding.weight
-    heads, kv_heads, key_width, value_width = attention_widths(text)
     layers = int(text.num_hidden_layers)
-    attending = layers if refusal(text) else spec_of(text).num_attending
+    heads, kv_heads, *widths = attention_widths(text)
+    cached, mixing = layers * kv_heads * sum(widths), layers * heads * sum(widths)
+    if refusal(text) is None:
+        attending = [(own, spec_of(text).within(own)) for own in spec_of(text).layers if own.attends]
+        cached = sum(each.num_kv_heads * sum(each.cached_widths) for own, each in attending if own.keys_of is None)
+        mixing = sum(each.num_heads * sum(each.cached_widths) for _, each in attending)
     return ModelShape(
         name,
         sum(sizes.values()),
@@ -119,8 +123,8 @@ def configured(name: str, config: Any) -> ModelShape:
         next((int(count) for key in _EXPERT_COUNTS if (count := getattr(text, key, None))), 1) if experts else 1,
         int(getattr(text, "num_experts_per_tok", None) or 1) if experts else 1,
         layers,
-        attending * kv_heads * (key_width + value_width),
-        attending * heads * (key_width + value_width),
+        cached,
+        mixing,
     )
 
 

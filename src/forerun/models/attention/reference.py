@@ -135,8 +135,15 @@ class ReferenceAttention:
             stored, slots = plan.stored[write.sequence], slice(write.slot, write.slot + write.end - write.start)
             stored.keys[layer][:, slots] = key[write.start : write.end].transpose(0, 1)
             stored.values[layer][:, slots] = value[write.start : write.end].transpose(0, 1)
-        view = query.shape[1] // key.shape[1], form.window
-        out = query.new_empty(len(query), query.shape[1] * value.shape[2], dtype=self._dtype)
+        return self.attend(layer, query, layout, form)
+
+    def attend(self, layer: int, query: Tensor, layout: Layout, form: AttentionShape) -> Tensor:
+        """Attend with every row to its own path among keys and values that are stored. Arguments as of `forward`."""
+        plan = layout.plan
+        assert isinstance(plan, SegmentPlan)
+        heads, _, width = plan.stored[0].values[layer].shape
+        view = query.shape[1] // heads, form.window
+        out = query.new_empty(len(query), query.shape[1] * width, dtype=self._dtype)
         for s in plan.segments:
             keys, values = plan.stored[s.sequence].keys[layer], plan.stored[s.sequence].values[layer]
             if s.slots is not None:

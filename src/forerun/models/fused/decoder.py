@@ -19,15 +19,16 @@ from torch.nn import functional as F
 from forerun.kernels.partition import AttentionShape
 from forerun.kernels.torch.elementwise import gelu, rms_norm, sigmoid, silu, softcap
 from forerun.kv_cache.recurrent_state import StateMaker
-from forerun.models.attention.base import Attention, LayerAttention, Layout
+from forerun.models.attention.base import LayerAttention, Layout
 from forerun.models.attention.reference import ReferenceAttention
 from forerun.models.base import HiddenStateOutputs, LayerRangeDecoder
-from forerun.models.fused.experts import ExpertLayer, bias_of, take_apart
+from forerun.models.fused.experts import ExpertLayer, bias_of, router_norm_of, take_apart
 from forerun.models.fused.families import frequencies, spec_in
 from forerun.models.fused.latent import LatentLayer
 from forerun.models.fused.parts import EXPERT, MIXED, RECURRENT_ROLES
 from forerun.models.fused.recurrence import RecurrentLayer, numbers_of, state_layout
-from forerun.models.fused.spec import SHARED, DecoderSpec, LayerSpec
+from forerun.models.fused.spec import SHARED, TOKEN_ROLES, DecoderSpec, LayerSpec
+from forerun.models.fused.token_inputs import TokenRows, token_parts
 from forerun.models.linear import FloatMaker, Linear, Maker, Part, at_path, make_linear, of_rows
 from forerun.models.rotation import Rotation, rotate
 
@@ -41,7 +42,7 @@ _ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
 
 
 _TOGETHER: tuple[tuple[str, ...], ...] = (("query", "key", "value"), ("gate", "up"), MIXED, SHARED[:2], SHARED[2:])
-_TOGETHER += (("entry",), ("latent",), ("attention_gate",), ("out",), ("down",))
+_TOGETHER += (("entry",), ("latent",), ("attention_gate",), ("out",), ("down",), *((role,) for role in TOKEN_ROLES))
 _TOGETHER += tuple((role,) for role in RECURRENT_ROLES if role not in MIXED)
 """The roles whose products are one."""
 
@@ -67,6 +68,23 @@ def sinks_of(spec: DecoderSpec, layer: Any) -> Tensor | None:
         return None
     found: Tensor = at_path(layer, spec.sinks)
     return found.detach()
+
+
+def attentions_of(spec: DecoderSpec) -> list[LayerAttention]:
+    """Return the attention of each layer with keys and values of its own."""
+    found = []
+    for own in spec.layers:
+        if own.attends and own.keys_of is None:
+            form, each = AttentionShape(spec.scale, own.window, spec.softcap), spec.within(own)
+            group = each.num_heads // max(1, each.num_kv_heads)
+            found.append(LayerAttention(each.num_kv_heads, group, *each.cached_widths, form))
+    return found
+
+
+def _places(spec: DecoderSpec, device: torch.device) -> Tensor:
+    """Return where the numbers of a head as the files have it, in order, are in one whose rows are in pairs."""
+    order = spec.head_order(in_pairs=True)
+    return torch.arange(spec.head_dim, device=device) if order is None else order.argsort().to(device)
 
 
 def parts_of(
@@ -100,6 +118,8 @@ class Norm:
 @dataclass(slots=True)
 class _Layer:
     spec: LayerSpec
+    decoder: DecoderSpec
+    """As it is in this layer."""
     norms: dict[str, Norm]
     """By role."""
     linears: dict[str, Linear]
@@ -107,11 +127,13 @@ class _Layer:
     recurrence: RecurrentLayer | None
     experts: ExpertLayer | None
     cached: int
-    """The layer's place among those with keys and values."""
+    """The place of its keys and values among those that are kept."""
     form: AttentionShape
     curve: Tensor | None
     """[3], of `_xielu`."""
     latent: LatentLayer | None
+    scale: Tensor | None
+    """[1], of what comes out of it."""
 
 
 class FusedDecoder(LayerRangeDecoder):
@@ -129,7 +151,6 @@ class FusedDecoder(LayerRangeDecoder):
         self.spec = spec = spec_in(model)
         base = model.get_submodule(spec.base)
         table, head_module = base.get_submodule(spec.embedding), getattr(model, spec.head)
-        self.num_heads, self.num_kv_heads, self.head_dim = spec.num_heads, spec.num_kv_heads, spec.head_dim
         embedding = Part(spec.embedding_weight, table.weight)
         self.embedding = maker.embedding(embedding)
         self.dtype, self.device = self.embedding.dtype, self.embedding.device
@@ -148,17 +169,16 @@ class FusedDecoder(LayerRangeDecoder):
         )
         if not is_tied:
             head_module.to_empty(device="meta")
+        self.token_parts: dict[str, object] = {}
+        self.token_rows = self._token_rows(base, maker)
         self.rotations = [Rotation(*each, self.compute_dtype, self.device) for each in frequencies(model.config, spec)]
-        self.attention: Attention = ReferenceAttention(self.dtype)
+        self.attention = ReferenceAttention(self.dtype)
         self.layers: list[_Layer] = []
         for index, (layer, own) in enumerate(zip(base.get_submodule(spec.layer_list), spec.layers, strict=True)):
             self.layers.append(self._rearranged(layer, f"{spec.base}.{spec.layer_list}.{index}", own, maker))
             layer.to_empty(device="meta")
         self.num_layers = len(self.layers)
-        heads, group, widths = spec.num_kv_heads, spec.num_heads // spec.num_kv_heads, spec.cached_widths
-        attending = [layer for layer in self.layers if layer.spec.attends]
-        layer_attentions = [LayerAttention(heads, group, *widths, layer.form) for layer in attending]
-        self.planner = self.attention.planner(layer_attentions, self.device)
+        self.planner = self.attention.planner(attentions_of(spec), self.device)
         if (states := state_layout(spec)) is not None:
             self.planner.new_state = StateMaker(states, self.num_layers, is_native=False)
 
@@ -171,10 +191,14 @@ class FusedDecoder(LayerRangeDecoder):
 
     def through(self, x: Tensor, layout: Layout, first: int, last: int, hidden_outputs: HiddenStateOutputs) -> Tensor:
         """Compute layers `first` to `last` - 1: [T, hidden] -> [T, hidden] (`LayerRangeDecoder.through`)."""
-        turns = self.turns(layout)
+        turns, given = self.turns(layout), None
+        if self.token_rows is not None:
+            given = self.token_rows.of(layout.token_ids, self.embed(layout) if first else x)
         for index in range(first, last):
             hidden_outputs.take(index, x)
             x = self.behind_norm(index, x, self._normed(x, self.layers[index].norms.get("input_norm")), layout, turns)
+            x = x if given is None else self._with_token(self.layers[index], x, given[:, index])
+            x = x if (scale := self.layers[index].scale) is None else (x * scale).to(x.dtype)
         return x
 
     def turns(self, layout: Layout) -> list[Tensor]:
@@ -220,28 +244,32 @@ class FusedDecoder(LayerRangeDecoder):
 
     def _attended(self, layer: _Layer, h: Tensor, layout: Layout, turns: list[Tensor]) -> Tensor:
         """Return the mixed values of a layer, [T, heads * D]. h: what its attention reads."""
-        spec, norms = self.spec, layer.norms
+        spec, norms = layer.decoder, layer.norms
         if layer.latent is not None:
             turned = None if layer.spec.rotation is None else turns[layer.spec.rotation]
             heads_of = layer.latent.enter(h, turned)
             return layer.latent.leave(self.attention.forward(layer.cached, *heads_of, layout, layer.form))
-        head_norms = (norms["query_norm"], norms["key_norm"]) if "query_norm" in norms else None
-        rows, heads, rotated = len(h), self.num_heads, self.num_heads + self.num_kv_heads
+        rows, heads, rotated = len(h), spec.num_heads, spec.num_heads + spec.num_kv_heads
         gate = layer.linears.get("attention_gate")
         gates = None if gate is None else gate.forward(h)
-        gates = gates.repeat_interleave(self.head_dim, 1) if gates is not None and spec.gates_heads else gates
-        h = layer.linears["query"].forward(h).to(self.compute_dtype).view(rows, -1, self.head_dim)
-        if head_norms is not None and not spec.norms_rotated:
-            h = self._normed_heads(h, head_norms)
+        gates = gates.repeat_interleave(spec.head_dim, 1) if gates is not None and spec.gates_heads else gates
+        h = layer.linears["query"].forward(h).to(self.compute_dtype).view(rows, -1, spec.head_dim)
+        if "value" not in spec.modules and "key" in spec.modules:
+            h = torch.cat([h, h[:, heads:, _places(spec, h.device)]], 1)
+        if not spec.norms_rotated:
+            h = self._normed_heads(spec, h, norms)
         if layer.spec.rotation is not None:
             rotate(h[:, :rotated, : spec.rotated], turns[layer.spec.rotation])
-        if head_norms is not None and spec.norms_rotated:
-            h = self._normed_heads(h, head_norms)
+        if spec.norms_rotated:
+            h = self._normed_heads(spec, h, norms)
         query, key, value = h[:, :heads], h[:, heads:rotated], h[:, rotated:]
         if spec.query_growth:
             periods = (layout.positions // spec.query_period).to(self.compute_dtype)
             query = query * (1 + spec.query_growth * torch.log1p(periods))[:, None, None]
-        mixed = self.attention.forward(layer.cached, query, key, value, layout, layer.form)
+        if "key" in spec.modules:
+            mixed = self.attention.forward(layer.cached, query, key, value, layout, layer.form)
+        else:
+            mixed = self.attention.attend(layer.cached, query, layout, layer.form)
         return mixed if gates is None else mixed * sigmoid(gates)
 
     def _fed(self, layer: _Layer, x: Tensor) -> Tensor:
@@ -249,16 +277,30 @@ class FusedDecoder(LayerRangeDecoder):
         what that gives, [T, hidden]."""
         h = self._normed(x, layer.norms.get("mlp_norm"))
         if layer.experts is not None:
-            mixed, shared = layer.experts.forward(h), layer.linears.get("shared_gate")
+            mixed, shared = self._mixed(layer, layer.experts, x, h), layer.linears.get("shared_gate")
             if shared is None:
                 return mixed
             gate, up = shared.forward(h).chunk(2, 1)
             own = layer.linears["shared_down"].forward(self._activated(gate, up))
+            own = self._normed(own, layer.norms.get("shared_norm"))
             return mixed + (own if (switch := layer.experts.switch) is None else own * sigmoid(switch.forward(h)))
         if "gate" in layer.linears:
             return self._activated(*layer.linears["gate"].forward(h).chunk(2, 1))
         act = _ACTIVATIONS[self.spec.activation] if layer.curve is None else partial(_xielu, curve=layer.curve)
         return act(self._scaled(layer.linears["up"].forward(h)))
+
+    def _with_token(self, layer: _Layer, x: Tensor, given: Tensor) -> Tensor:
+        """Return x, [T, hidden], with what its tokens give the layer. given: [T, width]."""
+        gate = _ACTIVATIONS[self.spec.activation](layer.linears["token_gate"].forward(x)) * given
+        return self._added(x, layer.linears["token_out"], gate, layer.norms.get("token_norm"), 1.0)
+
+    def _mixed(self, layer: _Layer, experts: ExpertLayer, x: Tensor, h: Tensor) -> Tensor:
+        """Return what experts give, [T, hidden]. x: the residual. h: the same behind "mlp_norm"."""
+        if experts.router_norm is None:
+            return experts.forward(h, h)
+        scored = rms_norm(x, experts.router_norm, self.eps)
+        mixed = experts.forward(self._normed(x, layer.norms["expert_norm"]), scored)
+        return self._normed(mixed, layer.norms.get("mixed_norm"))
 
     def _activated(self, gate: Tensor, up: Tensor) -> Tensor:
         """Return what a gate and its partner give, [T, width]."""
@@ -291,12 +333,18 @@ class FusedDecoder(LayerRangeDecoder):
         wide = x.to(self.compute_dtype)
         return F.layer_norm(wide, wide.shape[-1:], norm.weight, norm.bias, self.spec.eps).to(x.dtype)
 
-    def _normed_heads(self, h: Tensor, norms: tuple[Norm, Norm]) -> Tensor:
-        parts = list(torch.split(h, [self.num_heads, self.num_kv_heads, self.num_kv_heads], 1))
-        for place, norm in enumerate(norms):
-            part = parts[place].flatten(1) if self.spec.has_wide_norms else parts[place]
-            normed = F.rms_norm(part, part.shape[-1:], None, self.spec.eps).mul_(norm.weight)
+    def _normed_heads(self, spec: DecoderSpec, h: Tensor, norms: Mapping[str, Norm]) -> Tensor:
+        """Return queries, keys and values, [T, heads, D], behind their norms. spec: of the layer."""
+        if "query_norm" not in norms:
+            return h
+        kept = [spec.num_kv_heads] * 2 if "key" in spec.modules else []
+        parts = list(torch.split(h, [spec.num_heads, *kept], 1))
+        for place, role in enumerate(role for role in ("query_norm", "key_norm") if role in norms):
+            part = parts[place].flatten(1) if spec.has_wide_norms else parts[place]
+            normed = F.rms_norm(part, part.shape[-1:], None, spec.eps).mul_(norms[role].weight)
             parts[place] = normed.view(parts[place].shape)
+        if spec.norms_values and parts[2:]:
+            parts[2] = F.rms_norm(parts[2], parts[2].shape[-1:], None, spec.eps)
         return torch.cat(parts, 1)
 
     def _numbers(self, parent: Any, name: str, width: int, order: Tensor | None = None) -> Norm:
@@ -311,8 +359,23 @@ class FusedDecoder(LayerRangeDecoder):
             None if bias is None else bias.detach().to(self.compute_dtype, copy=True),
         )
 
+    def _token_rows(self, base: Any, maker: Maker) -> TokenRows | None:
+        """Return what makes the inputs that tokens give layers."""
+        spec, shape = self.spec, self.spec.token_inputs
+        if shape is None:
+            return None
+        table, product = token_parts(spec, shape, base)
+        rows, linear, norm = (
+            maker.embedding(table),
+            maker.linear([product]),
+            self._numbers(base, shape.norm, shape.width),
+        )
+        names = (f"{spec.base}.{name}" for name in (shape.table, shape.product, shape.norm))
+        self.token_parts = dict(zip(names, (rows, linear, norm), strict=True))
+        return TokenRows(shape, lambda token_ids: rows[token_ids], linear, partial(self._normed, norm=norm), self.dtype)
+
     def _rearranged(self, layer: Any, path: str, own: LayerSpec, maker: Maker) -> _Layer:
-        spec, roles = self.spec, self.spec.roles(own)
+        spec, roles = self.spec.within(own), self.spec.roles(own)
 
         def linear(*wanted: str) -> Linear:
             """Make the layer of these roles; the rows of queries and keys are paired."""
@@ -333,14 +396,16 @@ class FusedDecoder(LayerRangeDecoder):
             latent = LatentLayer(spec, layer, linears, {role: each.weight for role, each in norms.items()}, self.dtype)
         return _Layer(
             spec=own,
+            decoder=spec,
             norms=norms,
             linears=linears,
             recurrence=recurrence,
             experts=self._experts(layer, path, maker) if own.has_experts else None,
-            cached=sum(each.spec.attends for each in self.layers),
+            cached=spec.cached(len(self.layers)),
             form=AttentionShape(spec.scale, own.window, spec.softcap, sinks_of(spec, layer)),
             curve=None if spec.curve is None else curve_of(layer.get_submodule(spec.curve)).to(self.eps),
             latent=latent,
+            scale=None if spec.layer_scale is None else at_path(layer, spec.layer_scale).to(self.eps),
         )
 
     def _experts(self, layer: Any, path: str, maker: Maker) -> ExpertLayer:
@@ -366,4 +431,6 @@ class FusedDecoder(LayerRangeDecoder):
             self._activated,
             reads,
             self.compute_dtype,
+            router_norm_of(spec, layer),
+            None if shape.share_scales is None else at_path(layer, shape.share_scales).detach(),
         )

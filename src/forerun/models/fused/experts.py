@@ -158,6 +158,7 @@ class ExpertLayer:
         gate_up: of each expert, the outputs of both side by side. down: of each.
         activation: of gate and up, [n, width] each.
         dtype: to choose in.
+        router_norm: of `router_norm_of`. scales: [count], factors of the shares; None: none.
     """
 
     def __init__(
@@ -171,17 +172,23 @@ class ExpertLayer:
         activation: Callable[[Tensor, Tensor], Tensor],
         reads: torch.dtype,
         dtype: torch.dtype,
+        router_norm: Tensor | None,
+        scales: Tensor | None,
     ) -> None:
         self._shape, self._router, self.switch, self._reads, self._dtype = shape, router, switch, reads, dtype
         self._bias = None if bias is None else bias.to(dtype)
+        self.router_norm = None if router_norm is None else router_norm.to(dtype)
+        self._scales = None if scales is None else scales.to(dtype)
         self._gate_up, self._down, self._activation = gate_up, down, activation
 
-    def forward(self, h: Tensor) -> Tensor:
-        """Return what the experts of each row give, [T, hidden]. h: [T, hidden], normed rows.
+    def forward(self, h: Tensor, scored: Tensor) -> Tensor:
+        """Return what the experts of each row give, [T, hidden]. h: [T, hidden], normed rows; scored: as the router
+        reads them.
 
         An expert sees as many rows as were given to it; its products are padded to MIN_ROWS as all others are.
         """
-        chosen, shares = route(self._shape, self._router.forward(h.to(self._reads)).to(self._dtype), self._bias)
+        chosen, shares = route(self._shape, self._router.forward(scored.to(self._reads)).to(self._dtype), self._bias)
+        shares = shares if self._scales is None else shares * self._scales[chosen]
         parts = h.new_zeros(*chosen.shape, h.shape[-1], dtype=self._dtype)
         for expert in sorted(set(chosen.flatten().tolist())):
             rows, choice = torch.where(chosen == expert)
@@ -190,6 +197,14 @@ class ExpertLayer:
             given = self._down[expert].forward(self._activation(gate, up))
             parts[rows, choice] = given[: len(rows)].to(self._dtype)
         return (parts * shares[:, :, None]).sum(1).to(h.dtype)
+
+
+def router_norm_of(spec: DecoderSpec, layer: Any) -> Tensor | None:
+    """Return the weight of the norm of what a router reads, [hidden]; None: it reads what experts do."""
+    if spec.experts is None or spec.experts.router_norm is None:
+        return None
+    found: Tensor = at_path(layer, spec.experts.router_norm).detach()
+    return found.to(torch.promote_types(found.dtype, torch.float32)) * float(spec.hidden**-0.5)
 
 
 def bias_of(experts: Experts, layer: Any) -> Tensor | None:

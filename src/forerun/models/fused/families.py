@@ -1,7 +1,7 @@
 """The families that the fused decoder computes, each by how it differs from Llama.
 
 To add one, write a function of its configuration in `llama_families.py`, `gpt_families.py`, `expert_families.py`,
-`latent_families.py` or `recurrent_families.py`, and add it to the table there.
+`latent_families.py`, `recurrent_families.py` or a file of its own, and add it to the table there.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from forerun.models.fused.expert_families import EXPERT_FAMILIES
+from forerun.models.fused.gemma4_family import gemma4
 from forerun.models.fused.gpt_families import GPT_FAMILIES
 from forerun.models.fused.latent_families import LATENT_FAMILIES
 from forerun.models.fused.llama_families import LLAMA_FAMILIES
@@ -40,6 +41,7 @@ def spec_of(config: Any) -> DecoderSpec:
     turned = difference.pop("turned", [True] * len(windows))
     mixed = difference.pop("mixed", ["experts" in difference] * len(windows))
     scales = difference.pop("feed_scales", [1.0] * len(windows))
+    by_layer = difference.pop("by_layer", [{}] * len(windows))
     kinds = getattr(config, "layer_types", None) or [""] * len(windows)
     by_kind = {kind: rope[kind] for kind in dict.fromkeys(kinds) if isinstance(rope.get(kind), Mapping)}
     places = {kind: place for place, kind in enumerate(by_kind)}
@@ -47,9 +49,11 @@ def spec_of(config: Any) -> DecoderSpec:
         LayerSpec(
             window,
             places.get(kind, 0) if is_turned else None,
-            **{"has_experts": has_experts, "feed_scale": scale, **blocks.get(kind, {})},
+            **{"has_experts": has_experts, "feed_scale": scale, **blocks.get(kind, {}), **own},
         )
-        for window, kind, is_turned, has_experts, scale in zip(windows, kinds, turned, mixed, scales, strict=True)
+        for window, kind, is_turned, has_experts, scale, own in zip(
+            *(windows, kinds, turned, mixed, scales, by_layer), strict=True
+        )
     )
     if not layers:
         raise ValueError("it has no layers")
@@ -89,9 +93,10 @@ def frequencies(config: Any, spec: DecoderSpec) -> list[tuple[Tensor, float]]:
     """Return each rotation's inverse frequencies, [rotated / 2] float32, and the factor of its cosines and sines, as
     Transformers computes them."""
     found = []
-    for kind, rope in spec.rotations:
+    for place, (kind, rope) in enumerate(spec.rotations):
+        rotated = next((spec.within(own).rotated for own in spec.layers if own.rotation == place), spec.rotated)
         if rope["rope_type"] == "default":
-            powers = torch.arange(0, spec.rotated, 2, dtype=torch.float) / spec.rotated
+            powers = torch.arange(0, rotated, 2, dtype=torch.float) / rotated
             found.append((1.0 / (rope["rope_theta"] ** powers), 1.0))
         else:
             from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
@@ -114,6 +119,9 @@ _UNSERVED = (
     "use_bidirectional_attention",
     "scale_attn_by_inverse_layer_idx",
 )
+_SERVED = (None, False, 0, "vision")  # the last in Gemma 4, and of images alone
+_DIFFERING = {"gemma4_text": {"head_dim", "num_key_value_heads"}}
+"""By model type, what layers of one type may have otherwise than those of another."""
 _ROPE_TYPES = ("default", "linear", "llama3", "yarn", "longrope", "proportional")
 
 
@@ -122,8 +130,11 @@ def refusal(config: Any) -> str | None:
     model_type = str(getattr(config, "model_type", None))
     if model_type not in FAMILIES:
         return f"model type {model_type!r} is not one of {', '.join(FAMILIES)}"
-    unserved = [option for option in _UNSERVED if getattr(config, option, None)]
+    differing = set(getattr(config, "per_layer_attributes", None) or ()) - _DIFFERING.get(model_type, set())
+    if differing:
+        return f"layers that differ in {', '.join(sorted(differing))}"
     try:
+        unserved = [option for option in _UNSERVED if getattr(config, option, None) not in _SERVED]
         difference = FAMILIES[model_type](config)
         for option in (*unserved, *difference.get("unserved", ())):
             return f"{option}={getattr(config, option)!r}"
@@ -143,8 +154,10 @@ def refusal(config: Any) -> str | None:
         width = spec.head_dim if spec.latent is None else spec.rotated
         if kind != "default" and int(width * share) != spec.rotated:  # Llama's default type does not read it
             return f"a rotation of {share} of each head"
-    if spec.head_dim % 2 or spec.cached_widths[0] % 2 or spec.rotated % 2 or spec.num_heads % max(1, spec.num_kv_heads):
-        return f"{spec.num_heads} query heads and {spec.num_kv_heads} key heads of width {spec.head_dim}"
+    for each in map(spec.within, spec.layers):
+        shape = each.head_dim % 2, each.cached_widths[0] % 2, each.rotated % 2
+        if any(shape) or each.num_heads % max(1, each.num_kv_heads):
+            return f"{each.num_heads} query heads and {each.num_kv_heads} key heads of width {each.head_dim}"
     if not spec.activation:
         return f"activation {activation_of(config)!r}"
     if len({layer.window for layer in spec.layers} - {None}) > 1:
@@ -162,6 +175,15 @@ def length_dependence(config: Any) -> str | None:
 
 
 FAMILIES: Mapping[str, Callable[[Any], Difference]] = dict(
-    sorted({**LLAMA_FAMILIES, **GPT_FAMILIES, **EXPERT_FAMILIES, **LATENT_FAMILIES, **RECURRENT_FAMILIES}.items())
+    sorted(
+        {
+            **LLAMA_FAMILIES,
+            **GPT_FAMILIES,
+            **EXPERT_FAMILIES,
+            **LATENT_FAMILIES,
+            **RECURRENT_FAMILIES,
+            "gemma4_text": gemma4,
+        }.items()
+    )
 )
 """How each family differs from Llama, by Transformers' model type."""

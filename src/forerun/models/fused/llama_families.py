@@ -8,7 +8,7 @@ from typing import Any
 from forerun.models.fused.options import ACTIVATIONS, Difference, biases_of, head_shape, layer_windows, rotated_share
 from forerun.models.fused.spec import HEAD_NORMS, QKV
 
-_SANDWICH = {
+SANDWICH = {
     "attention_norm": "post_attention_layernorm",
     "mlp_norm": "pre_feedforward_layernorm",
     "feed_norm": "post_feedforward_layernorm",
@@ -33,7 +33,7 @@ def _gemma(config: Any) -> Difference:
 def _gemma2(config: Any) -> Difference:
     return {
         **_gemma(config),
-        "modules": _SANDWICH,
+        "modules": SANDWICH,
         "activation": ACTIVATIONS.get(config.hidden_activation, ""),
         "scale": config.query_pre_attn_scalar**-0.5,
         "softcap": config.attn_logit_softcapping,
@@ -43,7 +43,7 @@ def _gemma2(config: Any) -> Difference:
 
 def _gemma3(config: Any) -> Difference:
     # Transformers keeps a cap of its scores, and does not read it
-    return {**_gemma2(config), "modules": _SANDWICH | HEAD_NORMS, "softcap": None}
+    return {**_gemma2(config), "modules": SANDWICH | HEAD_NORMS, "softcap": None}
 
 
 def _phi3(config: Any) -> Difference:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,27 +27,26 @@ from forerun.kernels.cpu.library import (
     LinearStruct,
     ModelStruct,
     RecurrenceStruct,
-    StateStruct,
     plain_fields,
 )
 from forerun.kernels.cpu.linear import NativeLinear, expert_memory
 from forerun.kernels.cpu.page_layout import CACHE_FORMATS, LANES, PAGE
-from forerun.kernels.partition import AttentionShape
-from forerun.kv_cache.recurrent_state import RecordedState, StateMaker
-from forerun.models.attention.base import LayerAttention, Layout, PackedRows, Planner
+from forerun.kv_cache.recurrent_state import StateMaker
+from forerun.models.attention.base import Layout
 from forerun.models.attention.native import PathPlanner, rows_struct
 from forerun.models.base import HiddenStateOutputs, LayerRangeDecoder
 from forerun.models.draft_session import DraftSession, Pick
 from forerun.models.draft_session_native import NativeDraftSession
-from forerun.models.fused.decoder import curve_of, parts_of, sinks_of
-from forerun.models.fused.experts import bias_of, take_apart
+from forerun.models.fused import native_fields as fields
+from forerun.models.fused.decoder import attentions_of, curve_of, parts_of
+from forerun.models.fused.experts import bias_of, router_norm_of, take_apart
 from forerun.models.fused.families import frequencies, spec_in
 from forerun.models.fused.latent import weights_by_head
-from forerun.models.fused.native_fields import experts_fields, model_fields, recurrence_fields
-from forerun.models.fused.parts import EXPERT, MIXED, RECURRENT_ROLES
+from forerun.models.fused.parts import EXPERT, EXPERT_NORMS, MIXED, RECURRENT_ROLES
 from forerun.models.fused.recurrence import numbers_of, state_layout
 from forerun.models.fused.spec import LayerSpec
-from forerun.models.linear import Maker, Part, of_rows
+from forerun.models.fused.token_inputs import TokenRows, token_parts
+from forerun.models.linear import Maker, Part, at_path, of_rows
 from forerun.models.rotation import HalfRotation
 from forerun.types import Cache
 
@@ -84,9 +85,10 @@ class NativeDecoder(LayerRangeDecoder):
             table = base.get_submodule(spec.positions).weight.detach().float()
             self._positions = self._kept[f"{spec.base}.{spec.positions}.weight"] = table[spec.first_position :].clone()
         self.lm_head, self.embedding = self._outer_layers(model, base, maker, output_tokens)
+        self.token_rows = self._token_rows(base, maker, model.dtype)
         rotations = frequencies(model.config, spec)
         self.rotation = HalfRotation(*rotations[0], *rotations[1:])
-        self.num_layers = len(spec.layers)
+        self.num_layers, self._cache_dtype = len(spec.layers), cache_dtype
         self._layers = (LayerStruct * self.num_layers)()
         self._recurrences: list[RecurrenceStruct] = []
         self._experts: list[ExpertsStruct] = []
@@ -94,18 +96,12 @@ class NativeDecoder(LayerRangeDecoder):
         self._arrays: list[ctypes.Array[LinearStruct]] = []
         self._experts_read, self._expert_bytes = ctypes.c_int64(), 0.0
         self._given: list[NDArray[np.int64]] = []  # by layer, the rows that each expert was given
+        self.planner = self._planner(self.num_layers)
+        starts = self.planner.layout.layer_starts
         for index, (layer, own) in enumerate(zip(base.get_submodule(spec.layer_list), spec.layers, strict=True)):
             self._layers[index] = self._packed(layer, f"{spec.base}.{spec.layer_list}.{index}", own, maker)
-            self._layers[index].num_before = sum(not each.attends for each in spec.layers[:index])
+            self._layers[index].keys_at = starts[spec.cached(index)] * cache_dtype.itemsize if own.attends else 0
             layer.to_empty(device="meta")
-        heads, group, widths = spec.num_kv_heads, spec.num_heads // spec.num_kv_heads, spec.cached_widths
-        self._cache_dtype = cache_dtype
-        self._attentions = [
-            LayerAttention(heads, group, *widths, AttentionShape(spec.scale, own.window, spec.softcap))
-            for own in spec.layers
-            if own.attends
-        ]
-        self.planner = self._planner(self.num_layers)
         self.struct = self._model_struct(*self._norm(base, spec.base, spec.norm, spec.hidden))
 
     def first_part(self, num_outputs: int) -> NativeDecoder:
@@ -125,10 +121,10 @@ class NativeDecoder(LayerRangeDecoder):
         part.struct.head = self.lm_head.last_outputs(num_outputs)
         return part
 
-    def _planner(self, num_layers: int) -> Planner:
+    def _planner(self, num_layers: int) -> PathPlanner:
         """Return the planner of the first layers. States are those of all layers, of which the first are the first."""
-        count = sum(own.attends for own in self.spec.layers[:num_layers])
-        planner = PathPlanner(self._attentions[:count], self._cache_dtype)
+        first = replace(self.spec, layers=self.spec.layers[:num_layers])
+        planner = PathPlanner(attentions_of(first), self._cache_dtype)
         if (layout := state_layout(self.spec)) is not None:
             planner.new_state = StateMaker(layout, num_layers, is_native=True)
         return planner
@@ -150,6 +146,7 @@ class NativeDecoder(LayerRangeDecoder):
         """Return the bytes of weights that a forward of one row reads: all but the experts of other rows, and an
         embedding that is not the output layer too."""
         unread = 0 if self.embedding is self.lm_head else self.embedding.nbytes
+        unread += 0 if self.spec.token_inputs is None else self._kept[self.spec.token_table].nbytes
         left = sum(experts.count - experts.top for experts in self._experts)
         return sum(kept.nbytes for kept in self._kept.values()) - unread - int(left * self.expert_nbytes)
 
@@ -183,8 +180,8 @@ class NativeDecoder(LayerRangeDecoder):
         [T]."""
         if self.embedding_scale != 1.0:
             x *= self.embedding_scale
-        if self.spec.norms_embeddings:  # without logits, the final norm alone
-            self.library.head(ctypes.byref(self.struct), len(x), x.data_ptr(), None, torch.get_num_threads())
+        if self.spec.norms_embeddings:
+            self._normed(self.struct, x)
         return x if self._positions is None else x.add_(self._positions[positions])
 
     def through(self, x: Tensor, layout: Layout, first: int, last: int, hidden_outputs: HiddenStateOutputs) -> Tensor:
@@ -192,8 +189,11 @@ class NativeDecoder(LayerRangeDecoder):
         x = x.to(torch.float32, copy=True).contiguous()
         rotation = self.rotation.reaching(layout.num_positions)
         rows = rows_struct(layout.plan, *rotation)
+        if self.token_rows is not None:
+            given = self.token_rows.of(layout.token_ids, self.embed(layout) if first else x)
+            rows.token_inputs = given.data_ptr()
         if self.planner.new_state is not None:
-            states = _states(layout.packed)
+            states = fields.states_array(layout.packed)
             rows.states = ctypes.addressof(states)
         tapped = [
             layer for layer in hidden_outputs.layers if first <= layer and (layer < last or last == self.num_layers)
@@ -267,6 +267,24 @@ class NativeDecoder(LayerRangeDecoder):
         table.to_empty(device="meta")
         return head, rows
 
+    def _token_rows(self, base: Any, maker: Maker, dtype: torch.dtype) -> TokenRows | None:
+        """Return what makes the inputs that tokens give layers."""
+        spec, shape = self.spec, self.spec.token_inputs
+        if shape is None:
+            return None
+        table, product = token_parts(spec, shape, base)
+        rows, linear = self._native(maker, [table], is_head=True), self._native(maker, [product])
+        norm = ModelStruct(
+            hidden=shape.width, eps=spec.eps, norm=self._norm(base, spec.base, shape.norm, shape.width)[0]
+        )
+        base.get_submodule(shape.table).to_empty(device="meta")
+        return TokenRows(shape, rows.rows, linear, partial(self._normed, norm), dtype)
+
+    def _normed(self, model: ModelStruct, x: Tensor) -> Tensor:
+        """Return x, whose rows the final norm of a model has normed in place."""
+        self.library.head(ctypes.byref(model), len(x), x.data_ptr(), None, torch.get_num_threads())
+        return x
+
     def _model_struct(self, norm: int | None, norm_bias: int | None) -> ModelStruct:
         """Return the structure of the model. norm, norm_bias: addresses."""
         return ModelStruct(
@@ -277,11 +295,11 @@ class NativeDecoder(LayerRangeDecoder):
             num_layers=self.num_layers,
             page=PAGE,
             cache_format=CACHE_FORMATS[self._cache_dtype],
-            **model_fields(self.spec),
+            **fields.model_fields(self.spec),
         )
 
     def _packed(self, layer: Any, path: str, own: LayerSpec, maker: Maker) -> LayerStruct:
-        spec, roles = self.spec, self.spec.roles(own)
+        spec, roles = self.spec.within(own), self.spec.roles(own)
 
         def linear(role: str) -> LinearStruct:
             together = [each for each in MIXED if each in roles] if role == "mixed" else [role]
@@ -293,14 +311,17 @@ class NativeDecoder(LayerRangeDecoder):
             norms[role] = self._norm(layer, path, spec.modules[role], spec.norm_width(role), order)
         made = {role: linear(role) for role in roles if role not in MIXED[1:]}
         latent = self._latent(layer, path, made, norms) if spec.latent is not None and own.attends else None
-        biases, sinks = {"input_norm": "input_bias", "mlp_norm": "mlp_bias"}, sinks_of(spec, layer)
+        biases = {"input_norm": "input_bias", "mlp_norm": "mlp_bias"}
         return LayerStruct(
             window=own.window or 0,
             rotation=-1 if own.rotation is None else own.rotation,
             feed_scale=own.feed_scale,
-            experts=self._mixture(layer, path, maker) if own.has_experts else None,
+            experts=self._mixture(layer, path, maker, norms) if own.has_experts else None,
             latent=latent,
-            sinks=None if sinks is None else self._pointer(f"{path}.{spec.sinks}", sinks),
+            value_norm=self._pointer(f"{path}.ones", torch.ones(spec.head_dim)) if spec.norms_values else None,
+            output_scale=self._at(layer, path, spec.layer_scale),
+            **fields.heads_fields(spec),
+            sinks=self._at(layer, path, spec.sinks),
             curve=None
             if spec.curve is None
             else self._pointer(f"{path}.{spec.curve}", curve_of(layer.get_submodule(spec.curve))),
@@ -310,8 +331,9 @@ class NativeDecoder(LayerRangeDecoder):
             **{role.removeprefix("shared_"): each for role, each in made.items() if role not in RECURRENT_ROLES},
         )
 
-    def _mixture(self, layer: Any, path: str, maker: Maker) -> int:
-        """Keep the structure of a layer's experts, and return its address. The router's weights stay numbers."""
+    def _mixture(self, layer: Any, path: str, maker: Maker, norms: dict[str, tuple[int | None, int | None]]) -> int:
+        """Keep the structure of a layer's experts, with what `norms` has for it, and return its address. The router's
+        weights stay numbers."""
         spec, shape = self.spec, self.spec.experts
         assert shape is not None
         take_apart(spec, layer, path)
@@ -319,7 +341,7 @@ class NativeDecoder(LayerRangeDecoder):
         def numbers(name: str) -> LinearStruct:
             module = layer.get_submodule(name)
             bias = getattr(module, "bias", None)
-            made = NativeLinear(self.library, _served(module.weight.detach()), bias)
+            made = NativeLinear(self.library, fields.served_numbers(module.weight.detach()), bias)
             self._kept[f"{path}.{name}.weight"] = made
             return made.struct
 
@@ -334,7 +356,8 @@ class NativeDecoder(LayerRangeDecoder):
 
         with expert_memory():
             arrays, bias = [linears(role) for role in EXPERT], bias_of(shape, layer)
-        curve = None if shape.curve is None else torch.tensor(shape.curve)
+        curve, scored = None if shape.curve is None else torch.tensor(shape.curve), router_norm_of(spec, layer)
+        own_norms = {role: norms.pop(role)[0] for role in EXPERT_NORMS if role in norms}
         self._arrays += arrays
         self._given.append(np.zeros(shape.count, np.int64))
         self._experts.append(
@@ -346,7 +369,10 @@ class NativeDecoder(LayerRangeDecoder):
                 curve=None if curve is None else self._pointer(f"{path}.curve", curve),
                 num_read=ctypes.addressof(self._experts_read),
                 num_given=self._given[-1].ctypes.data,
-                **experts_fields(shape),
+                router_norm=None if scored is None else self._pointer(f"{path}.{shape.router_norm}", scored),
+                share_scales=self._at(layer, path, shape.share_scales),
+                **{role.replace("expert_norm", "norm"): address for role, address in own_norms.items()},
+                **fields.experts_fields(shape),
             )
         )
         return ctypes.addressof(self._experts[-1])
@@ -362,7 +388,7 @@ class NativeDecoder(LayerRangeDecoder):
         for what, weight in zip((f"{name} of keys", name), weights_by_head(self.spec, layer), strict=True):
             width = -(-weight.shape[1] // LANES) * LANES  # all heads in one, each in whole blocks
             together = F.pad(weight, (0, 0, 0, width - weight.shape[1])).reshape(-1, weight.shape[2])
-            self._kept[what] = linear = NativeLinear(self.library, _served(together))
+            self._kept[what] = linear = NativeLinear(self.library, fields.served_numbers(together))
             each = (linear.outputs(first, weight.shape[1]) for first in range(0, len(together), width))
             arrays.append((LinearStruct * len(weight))(*each))
         self._arrays += arrays
@@ -390,7 +416,7 @@ class NativeDecoder(LayerRangeDecoder):
             RecurrenceStruct(
                 **{names.get(role, role): linears[role] for role in RECURRENT_ROLES if role in linears},
                 **{name: self._pointer(f"{path}.{name}", each) for name, each in numbers.items()},
-                **recurrence_fields(shape, len(self._recurrences)),
+                **fields.recurrence_fields(shape, len(self._recurrences)),
             )
         )
         return ctypes.addressof(self._recurrences[-1])
@@ -430,6 +456,10 @@ class NativeDecoder(LayerRangeDecoder):
         self._kept[name] = linear
         return linear
 
+    def _at(self, layer: Any, path: str, name: str | None) -> int | None:
+        """Keep a parameter of a layer in float32, and return its address; None if there is none."""
+        return None if name is None else self._pointer(f"{path}.{name}", at_path(layer, name))
+
     def _pointer(self, name: str, weight: Tensor) -> int:
         """Keep the numbers in float32, and return their address."""
         if name not in self._kept:  # two roles may share a norm
@@ -437,20 +467,6 @@ class NativeDecoder(LayerRangeDecoder):
         numbers = self._kept[name]
         assert isinstance(numbers, Tensor)
         return numbers.data_ptr()
-
-
-def _served(numbers: Tensor) -> Tensor:
-    """Return numbers in a type that the kernels multiply."""
-    return numbers if numbers.dtype in (torch.float32, torch.bfloat16) else numbers.float()
-
-
-def _states(packed: Sequence[PackedRows]) -> ctypes.Array[StateStruct]:
-    """Return what the sequences of a forward have kept in recurrent layers."""
-    found = (StateStruct * len(packed))()
-    for place, rows in enumerate(packed):
-        assert isinstance(rows.cache.state, RecordedState)
-        found[place] = StateStruct(*rows.cache.state.fields(rows.first))
-    return found
 
 
 class NativeDecoderSession(NativeDraftSession):
@@ -461,8 +477,7 @@ class NativeDecoderSession(NativeDraftSession):
     """
 
     def __init__(self, decoder: NativeDecoder, caches: Sequence[Cache], pick: Pick) -> None:
-        library, outputs = decoder.library, decoder.num_outputs
-        super().__init__(library, caches, decoder.rotation, outputs, pick)
+        super().__init__(decoder.library, caches, decoder.rotation, decoder.num_outputs, pick)
         self._decoder = decoder
         self._x = torch.empty(len(caches), decoder.hidden)
 
@@ -472,6 +487,9 @@ class NativeDecoderSession(NativeDraftSession):
             self._x = torch.empty(num_rows, decoder.hidden)
         decoder.embedding.read_rows(self._token_ids[:num_rows], self._x)
         decoder.placed(self._x[:num_rows], torch.from_numpy(self._position[:num_rows]))
+        if decoder.token_rows is not None:
+            given = decoder.token_rows.of(torch.from_numpy(self._token_ids[:num_rows]), self._x[:num_rows])
+            self._rows.token_inputs = given.data_ptr()
         model, x = ctypes.byref(decoder.struct), self._x
         library.layers(
             model, ctypes.byref(self._rows), 0, decoder.num_layers, x.data_ptr(), None, 0, None, self._threads

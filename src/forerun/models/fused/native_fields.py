@@ -1,9 +1,17 @@
-"""The numbers of a spec, as the structures of the native library have them (`kernels/cpu/library.py`)."""
+"""The numbers of a spec, and of a forward, as structures of the native library have them (`kernels/cpu/library.py`)."""
 
 from __future__ import annotations
 
+import ctypes
+from collections.abc import Sequence
 from typing import Any
 
+import torch
+from torch import Tensor
+
+from forerun.kernels.cpu.library import StateStruct
+from forerun.kv_cache.recurrent_state import RecordedState
+from forerun.models.attention.base import PackedRows
 from forerun.models.fused.parts import Experts, Recurrence
 from forerun.models.fused.recurrence import state_layout
 from forerun.models.fused.spec import DecoderSpec
@@ -15,7 +23,7 @@ _SCORINGS = ("softmax", "sigmoid", "sparsemixer")
 _RECURRENCES = ("short_convolution", "delta_rule", "state_space")
 """In the order of `ForerunRecurrenceKind`."""
 _MODEL = (
-    *("hidden", "num_heads", "num_kv_heads", "head_dim", "intermediate", "eps", "scale", "rotated", "is_parallel"),
+    *("hidden", "num_heads", "eps", "scale", "is_parallel"),
     *("has_wide_norms", "norms_rotated", "residual_scale", "attention_scale", "activation_scale"),
     *("query_growth", "query_period"),
 )
@@ -36,10 +44,15 @@ def model_fields(spec: DecoderSpec) -> dict[str, Any]:
         "softcap": spec.softcap or 0.0,
         "logit_scale": 0.0 if spec.logit_scale == 1.0 else spec.logit_scale,
         "logit_softcap": spec.logit_softcap or 0.0,
-        "key_width": spec.cached_widths[0],
-        "value_width": spec.cached_widths[1],
         "record_size": 0 if states is None else states.record_size,
     }
+
+
+def heads_fields(spec: DecoderSpec) -> dict[str, Any]:
+    """Return fields of `ForerunLayer`. spec: as it is in the layer."""
+    keys, values = spec.cached_widths
+    widths = {name: getattr(spec, name) for name in ("num_kv_heads", "head_dim", "rotated")}
+    return {**widths, "key_width": keys, "value_width": values}
 
 
 def experts_fields(shape: Experts) -> dict[str, Any]:
@@ -58,3 +71,17 @@ def recurrence_fields(shape: Recurrence, place: int) -> dict[str, Any]:
         "least_step": shape.step_limits[0],
         "most_step": shape.step_limits[1],
     }
+
+
+def served_numbers(numbers: Tensor) -> Tensor:
+    """Return numbers in a type that the kernels multiply."""
+    return numbers if numbers.dtype in (torch.float32, torch.bfloat16) else numbers.float()
+
+
+def states_array(packed: Sequence[PackedRows]) -> ctypes.Array[StateStruct]:
+    """Return what the sequences of a forward have kept in recurrent layers."""
+    found = (StateStruct * len(packed))()
+    for place, rows in enumerate(packed):
+        assert isinstance(rows.cache.state, RecordedState)
+        found[place] = StateStruct(*rows.cache.state.fields(rows.first))
+    return found

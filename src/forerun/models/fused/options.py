@@ -20,6 +20,7 @@ _ACTIVATION_OPTIONS = ("hidden_act", "hidden_activation", "activation_function",
 Difference = dict[str, Any]
 """Fields of `DecoderSpec` that differ from Llama's; in "modules", a role that is None is left out. Besides: "turned",
 which layers rotate; "mixed", which have experts, if not all; "feed_scales", `LayerSpec.feed_scale` of each;
+"by_layer", other fields of `LayerSpec` of each;
 "rotated_share", the part of each head that is; "blocks", what layers of a type have, as `LayerSpec` says it; "heads",
 of `head_shape`, where a configuration has none; and "unserved", options that are not described."""
 
@@ -29,7 +30,8 @@ NO_ROTATION = {"rope_type": "default", "rope_theta": 10000.0}
 
 
 def head_shape(config: Any) -> tuple[int, int, int]:
-    """Return the query heads, the key heads, and the width of a head."""
+    """Return the query heads, the key heads, and the width of a head; where layers differ, of the first."""
+    config = config.per_layer_config[0] if getattr(config, "per_layer_attributes", None) else config
     heads: int = config.num_attention_heads
     width: int = getattr(config, "head_dim", None) or config.hidden_size // max(1, heads)
     return heads, getattr(config, "num_key_value_heads", None) or heads, width

@@ -15,6 +15,9 @@ RECURRENT_ROLES = (*MIXED, "mixed_gate", "beta", "decay", "mixed_out")
 """All linear layers of one, as csrc/forerun.h has them in `ForerunRecurrence`."""
 EXPERT = ("expert_gate", "expert_up", "expert_down")
 """Linear layers of each expert but the one that every row is given to (`SHARED` of spec.py)."""
+EXPERT_NORMS = ("expert_norm", "shared_norm", "mixed_norm")
+"""Norms of rows as experts read them, of what the expert that every row is given to gives, and of what the others give;
+other layers' experts read "mlp_norm", and "feed_norm" is behind the sum alone."""
 _MOST_TAPS, _MOST_GROUPS = 16, 64
 """Of a convolution, and of experts, in the native kernels."""
 
@@ -164,6 +167,23 @@ class Recurrence:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenInputs:
+    """What a token gives each layer besides its embedding: numbers of a table, and a product of the embedding behind a
+    norm. The role "token_gate" reads the residual; its activation, times these numbers, is what "token_out" reads.
+
+    Attributes:
+        width: numbers for a layer. count: tokens of the table.
+        table, product, norm: modules below `DecoderSpec.base`. The first two have the numbers for all layers.
+    """
+
+    width: int
+    count: int
+    table: str
+    product: str
+    norm: str
+
+
+@dataclass(frozen=True, slots=True)
 class Experts:
     """A mixture of experts in place of a feed-forward layer: a row is given to those of its largest scores.
 
@@ -181,6 +201,8 @@ class Experts:
         best: scores of a group that are added to choose it, 2 or 1.
         adds_to_one: the scores of the chosen are divided by their sum, or by least_sum. scale: of them.
         curve: "alpha" and the limit of the activation "clamped_swiglu".
+        router_norm: a parameter [hidden] that, times hidden^-0.5, is the weight of a norm of what the router reads, the
+            residual; None: it reads what experts do. share_scales: a parameter [count] of factors of the shares.
     """
 
     count: int
@@ -206,6 +228,8 @@ class Experts:
     least_sum: float = 0.0
     scale: float = 1.0
     curve: tuple[float, float] | None = None
+    router_norm: str | None = None
+    share_scales: str | None = None
 
     def __post_init__(self) -> None:
         if not 1 <= self.top <= self.count or self.width < 1:

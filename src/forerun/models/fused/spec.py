@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from forerun.models.fused.parts import EXPERT, RECURRENT_ROLES, Experts, Latent, Recurrence
+from forerun.models.fused.parts import EXPERT, EXPERT_NORMS, RECURRENT_ROLES, Experts, Latent, Recurrence, TokenInputs
 
-ROLES = ("query", "entry", "latent", "attention_gate", "key", "value", "out", "gate", "up", "down")
+TOKEN_ROLES = ("token_gate", "token_out")
+"""Linear layers of a layer that its token gives something (`TokenInputs`)."""
+ROLES = ("query", "entry", "latent", "attention_gate", "key", "value", "out", "gate", "up", "down", *TOKEN_ROLES)
 """Linear layers of a decoder's layer that attends."""
-NORMS = ("input_norm", "query_norm", "key_norm", "attention_norm", "mlp_norm", "feed_norm", "entry_norm", "latent_norm")
+NORMS: tuple[str, ...] = ("input_norm", "query_norm", "key_norm", "attention_norm", "mlp_norm", "feed_norm")
+NORMS += ("entry_norm", "latent_norm", *EXPERT_NORMS, "token_norm")
 """Its norms: before attention, of queries and keys, of what attention adds, and the same of the feed-forward layer; of
-what queries are made of, and of a latent."""
-NORM_OWNERS = {"mlp_norm": "feeds", "feed_norm": "feeds"}
+what queries are made of, and of a latent; those of `Experts`; and of what "token_out" gives."""
+NORM_OWNERS = {"mlp_norm": "feeds", "feed_norm": "feeds", **dict.fromkeys(EXPERT_NORMS, "has_experts")}
 NORM_OWNERS |= dict.fromkeys(("query_norm", "key_norm", "entry_norm", "latent_norm"), "attends")
 """Norm -> the field of `LayerSpec` that is true of layers with this norm. Others are of all that attend or recur."""
 LLAMA_MODULES = {
@@ -37,6 +40,7 @@ FEED = frozenset({"gate", "up", "down"})
 """The linear layers by place."""
 SHARED = ("shared_gate", "shared_up", "shared_down")
 """Of an expert that every row is given to; in the native kernels, the layer's own."""
+_KINDS = "weight", "bias"
 GATED_QUERY = {"attention_gate": "self_attn.q_proj"}
 """Of attention whose result is multiplied by a sigmoid: each head has its query and the gate side by side."""
 
@@ -50,6 +54,8 @@ class LayerSpec:
         attends, is_recurrent, feeds: whether it has attention, a recurrence, a feed-forward layer.
         has_experts: of the feed-forward layer. feed_scale: a factor of what it adds. norms_input: there is an
             "input_norm", where `DecoderSpec.norm_owners` leaves that open.
+        keys_of: the layer whose keys and values it reads; None: its own.
+        differing: fields of `DecoderSpec` that are otherwise in it, and what they are (`DecoderSpec.within`).
     """
 
     window: int | None = None
@@ -60,6 +66,8 @@ class LayerSpec:
     has_experts: bool = False
     norms_input: bool = True
     feed_scale: float = 1.0
+    keys_of: int | None = None
+    differing: tuple[tuple[str, Any], ...] = ()
 
     @property
     def mixes(self) -> bool:
@@ -93,6 +101,8 @@ class DecoderSpec:
         norm_kind: "rms" or "layer"; norm_offset: what is added to their weights; has_norm_weights: else these are 1.
         norm_owners: which layers have a norm, as NORM_OWNERS.
         has_wide_norms: norms of queries and keys are over all heads; norms_rotated: they come after the rotation.
+        norms_values: values are normed by heads, without weights. Without the role "value" they are what the role "key"
+            gives, before its norm.
         activation: "silu", "gelu", "gelu_tanh", "relu2", "relu" or "xielu".
         curve: the module of a layer with the numbers of "xielu".
         is_parallel: attention and feed-forward layer read, and add to, the same residual.
@@ -103,6 +113,8 @@ class DecoderSpec:
             besides residual_scale. activation_scale: of what the activation reads. logit_softcap: None: not capped.
         recurrence: of the layers that are recurrent.
         experts: of the layers that have any.
+        token_inputs: what tokens give layers besides embeddings.
+        layer_scale: the parameter of a layer, [1], that what comes out of it is multiplied by.
         sinks: the parameter of a layer with a further logit of each head's attention.
         latent: of which keys and values are made. `head_dim` is that of queries then, whose last numbers are rotated.
     """
@@ -138,6 +150,7 @@ class DecoderSpec:
     norm_owners: Mapping[str, str] = field(default_factory=lambda: NORM_OWNERS)
     has_wide_norms: bool = False
     norms_rotated: bool = False
+    norms_values: bool = False
     activation: str = "silu"
     curve: str | None = None
     is_parallel: bool = False
@@ -153,8 +166,14 @@ class DecoderSpec:
     logit_softcap: float | None = None
     recurrence: Recurrence | None = None
     experts: Experts | None = None
+    token_inputs: TokenInputs | None = None
+    layer_scale: str | None = None
     sinks: str | None = None
     latent: Latent | None = None
+
+    def within(self, layer: LayerSpec) -> DecoderSpec:
+        """Return the same as it is in a layer, of which its roles, rows and widths are."""
+        return replace(self, **dict(layer.differing)) if layer.differing else self
 
     @property
     def cached_widths(self) -> tuple[int, int]:
@@ -172,7 +191,8 @@ class DecoderSpec:
             modules=LLAMA_MODULES | {role: name for role, name in self.modules.items() if role in HEAD_NORMS},
             biases=self.biases & ATTENTION,
         )
-        return self == plain and all(layer.rotation == 0 and layer.feed_scale == 1 for layer in self.layers)
+        own = {(layer.rotation, layer.feed_scale, layer.keys_of) for layer in self.layers}
+        return self == plain and own == {(0, 1.0, None)}
 
     @property
     def embedding_weight(self) -> str:
@@ -184,15 +204,31 @@ class DecoderSpec:
         """Return the name of the output layer's parameter."""
         return f"{self.head}.weight"
 
+    @property
+    def token_table(self) -> str:
+        """Return the name of the parameter of the table of `token_inputs`; an empty one if there is none."""
+        return "" if self.token_inputs is None else f"{self.base}.{self.token_inputs.table}.weight"
+
+    @property
+    def unread(self) -> frozenset[str]:
+        """Return the names of parameters that files may have, of layers that read the keys of others."""
+        base = f"{self.base}.{self.layer_list}"
+        shared = [index for index, layer in enumerate(self.layers) if layer.keys_of is not None]
+        names = [self.modules[role] for role in ("key", "value", "key_norm") if role in self.modules]
+        return frozenset(f"{base}.{index}.{name}.{kind}" for index in shared for name in names for kind in _KINDS)
+
     def matrices(self) -> frozenset[str]:
         """Return the names of the weights that can be quantized."""
         base = f"{self.base}.{self.layer_list}"
         layers = {
             f"{base}.{index}.{path}.weight"
             for index, layer in enumerate(self.layers)
-            for path in (*(self.modules[role] for role in self.roles(layer)), *self.expert_paths(layer))
+            for path in (*map(self.within(layer).module, self.roles(layer)), *self.expert_paths(layer))
         }
-        return frozenset(layers | {self.embedding_weight, self.head_weight})
+        outer = {self.embedding_weight, self.head_weight}
+        if self.token_inputs is not None:
+            outer |= {self.token_table, f"{self.base}.{self.token_inputs.product}.weight"}
+        return frozenset(layers | outer)
 
     def roles(self, layer: LayerSpec) -> list[str]:
         """Return the linear layers of a layer."""
@@ -200,7 +236,7 @@ class DecoderSpec:
         is_dense = layer.feeds and not layer.has_experts
         found += [role for role in ROLES if (is_dense if role in FEED else layer.attends)]
         found += SHARED if layer.has_experts else ()
-        return [role for role in found if role in self.modules]
+        return [role for role in found if role in self.within(layer).modules]
 
     def expert_paths(self, layer: LayerSpec) -> list[str]:
         """Return the modules of a layer's experts, those of one after those of another."""
@@ -211,13 +247,13 @@ class DecoderSpec:
 
     def norms(self, layer: LayerSpec) -> list[str]:
         """Return the norms of a layer, but for that of a recurrence."""
-        owners = self.norm_owners
-        return [role for role in NORMS if role in self.modules and getattr(layer, owners.get(role, "mixes"))]
+        owners, modules = self.norm_owners, self.within(layer).modules
+        return [role for role in NORMS if role in modules and getattr(layer, owners.get(role, "mixes"))]
 
-    @property
-    def num_attending(self) -> int:
-        """Return the number of layers with keys and values."""
-        return sum(layer.attends for layer in self.layers)
+    def cached(self, index: int) -> int:
+        """Return the place of the keys and values that a layer reads, among those that are kept."""
+        of = index if self.layers[index].keys_of is None else self.layers[index].keys_of
+        return sum(layer.attends and layer.keys_of is None for layer in self.layers[:of])
 
     def parameter(self, stored: str) -> str:
         """Return the name of the parameter that files have under this name: some leave `base` out."""
@@ -255,6 +291,8 @@ class DecoderSpec:
             return self.num_heads * (1 if self.gates_heads else self.head_dim)
         if role in widths:
             return widths[role] * self.head_dim
+        if role == "token_gate" and self.token_inputs is not None:
+            return self.token_inputs.width
         if self.latent is not None and role in ("entry", "latent"):
             return self.latent.entry_width if role == "entry" else self.cached_widths[0]
         return self._fed(role) if role.endswith(("gate", "up")) else self.hidden
@@ -263,6 +301,8 @@ class DecoderSpec:
         """Return the inputs of a linear layer."""
         if role == "mixed_out" and self.recurrence is not None:
             return self.recurrence.wide
+        if role == "token_out" and self.token_inputs is not None:
+            return self.token_inputs.width
         if role == "out":
             return self.num_heads * (self.head_dim if self.latent is None else self.latent.value_width)
         if role == "query" and self.latent is not None and self.latent.entry_width:

@@ -26,7 +26,12 @@ class PlainConfig(SimpleNamespace):
     @property
     def per_layer_config(self) -> dict[str, PlainConfig]:
         """Return the configuration of each kind of layer, as Transformers' rotations ask for it."""
-        return dict.fromkeys(getattr(self, "layer_types", None) or (), self)
+        found = dict.fromkeys(getattr(self, "layer_types", None) or (), self)
+        if "full_attention" in found and hasattr(self, "global_head_dim"):  # of Gemma 4
+            own = {"head_dim": self.global_head_dim}
+            own |= {"num_key_value_heads": self.num_global_key_value_heads} if self.attention_k_eq_v else {}
+            found["full_attention"] = PlainConfig(**{**vars(self), **own})
+        return found
 
 
 UNLIMITED = 2**20

@@ -82,6 +82,11 @@ class FusedModules(nn.Module):
             if spec.positions is not None:
                 positions = spec.first_position + config.max_position_embeddings
                 base.add_module(spec.positions, _Embedding(positions, spec.hidden))
+            if (inputs := spec.token_inputs) is not None:
+                all_layers = len(spec.layers) * inputs.width
+                base.add_module(inputs.table, _Embedding(inputs.count, all_layers))
+                base.add_module(inputs.product, _Linear(spec.hidden, all_layers, bias=False))
+                base.add_module(inputs.norm, _Norm(inputs.width, has_bias=False))
             base.add_module(spec.layer_list, nn.ModuleList(layer_modules(spec, own) for own in spec.layers))
             if spec.has_norm_weights:
                 base.add_module(spec.norm, _Norm(spec.hidden, has_bias="norms" in spec.biases))
@@ -121,6 +126,7 @@ class _Convolution(nn.Module):
 
 def layer_modules(spec: DecoderSpec, own: LayerSpec) -> nn.Module:
     """Return the modules of one layer, whose numbers are not set."""
+    spec = spec.within(own)
     layer, made = nn.Module(), set[str]()
     for role in (*spec.roles(own), *spec.norms(own)):
         path = spec.modules[role]
@@ -146,6 +152,8 @@ def layer_modules(spec: DecoderSpec, own: LayerSpec) -> nn.Module:
         _mixture(layer, spec, spec.experts)
     if spec.sinks is not None and own.attends:
         _register(layer, spec.sinks, spec.num_heads)
+    if spec.layer_scale is not None:
+        _register(layer, spec.layer_scale, 1)
     return layer
 
 
@@ -160,6 +168,10 @@ def _mixture(layer: nn.Module, spec: DecoderSpec, experts: Experts) -> None:
             place(layer, path.format(index), module)
     if experts.bias is not None:
         _register(layer, experts.bias, *(experts.bias_shape or (experts.count,)))
+    if experts.router_norm is not None:
+        _register(layer, experts.router_norm, spec.hidden)
+    if experts.share_scales is not None:
+        _register(layer, experts.share_scales, experts.count)
 
 
 def _register(layer: nn.Module, path: str, *shape: int) -> None:
@@ -209,7 +221,8 @@ class _Part:
 
 def by_parameter(spec: DecoderSpec, slices: Mapping[str, TensorSlice]) -> dict[str, TensorSlice]:
     """Return a checkpoint's tensors by the names of a decoder's parameters, those of experts apart."""
-    named = {spec.parameter(stored): each for stored, each in slices.items()}
+    unread = spec.unread
+    named = {name: each for stored, each in slices.items() if (name := spec.parameter(stored)) not in unread}
     experts = spec.experts
     if experts is None:
         return named

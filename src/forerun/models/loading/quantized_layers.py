@@ -94,10 +94,17 @@ def matrices(model: Any, is_fused: bool) -> dict[str, nn.Module]:
     return {
         path: module
         for path, module in model.named_modules()
-        if (is_fused and module is embedding)
-        or (isinstance(module, (nn.Linear, Conv1D)) and not (is_tied and module is head))
-        if kept is None or f"{path}.weight" in kept
+        if (isinstance(module, (nn.Linear, Conv1D)) if kept is None else f"{path}.weight" in kept)
+        if not (is_tied and module is head)
     }
+
+
+def outer_modules(model: Any, is_fused: bool) -> list[nn.Module]:
+    """Return the modules of a Transformers model that are always quantized to 8 bits: its embeddings and its output
+    layer."""
+    table = spec_of(model.config).token_table if is_fused else ""
+    inner = [model.get_submodule(table.removesuffix(".weight"))] if table else []
+    return [model.get_output_embeddings(), model.get_input_embeddings(), *inner]
 
 
 def keeps_stored(stored: int, requested: int, *, is_outer: bool) -> bool:

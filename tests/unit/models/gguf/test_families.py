@@ -30,6 +30,8 @@ _KINDS = {
 }
 VARIANTS: list[tuple[str, dict[str, Any]]] = [
     *((family, {}) for family in DESCRIBED if family in _OF_FILES),
+    ("gemma4_text", {"num_kv_shared_layers": 0, "hidden_size_per_layer_input": 0, "enable_moe_block": False}),
+    ("gemma4_text", {"enable_moe_block": False, "attention_k_eq_v": False, "use_double_wide_mlp": True}),
     ("deepseek_v3", {}),
     ("deepseek_v3", {"rope_parameters": {**_YARN, "mscale": 1.0, "mscale_all_dim": 1.0}, "norm_topk_prob": False}),
     ("deepseek_v2", {"topk_method": "greedy", "n_group": None, "topk_group": None, "q_lora_rank": 48}),
@@ -105,6 +107,22 @@ def test_what_no_key_of_gemma_says(tmp_path: Path) -> None:
     for layers, scale in ((6, 32), (62, 16)):
         write_gguf(path, model, keys={"block_count": layers, **width, **unsaid})
         assert find_source(path).plain_config().query_pre_attn_scalar == scale
+
+
+def test_what_layers_of_gemma_4_may_have(tmp_path: Path) -> None:
+    path, model = tmp_path / "it.gguf", tiny("gemma4_text")
+    unread = np.ones((24, 64), np.float32)  # of a layer that reads the keys of another; published files have it
+    beside = {"blk.2.attn_k.weight": unread, "blk.2.attn_k_norm.weight": unread[:, 0].copy()}
+    write_gguf(path, model, tensors=beside)
+    torch.testing.assert_close(ours(path), theirs(model), atol=1e-4, rtol=1e-4)
+    for keys in (
+        {"attention.value_length_swa": 32},
+        {"attention.head_count_kv": [2, 1, 2]},
+        {"feed_forward_length": [128, 64, 128]},
+    ):
+        write_gguf(path, model, keys=keys, tensors=beside)
+        with pytest.raises(UnsupportedModelError, match=next(iter(keys))):
+            load_model(path)
 
 
 def test_factors_for_short_and_for_long_contexts(tmp_path: Path) -> None:

@@ -96,6 +96,19 @@ def test_special_tokens() -> None:
     assert read_tokenizer(late, "m.gguf")("<|im_end|>")["input_ids"] == [len(tokens)]
 
 
+def test_merges_of_gemma_4() -> None:
+    words = ["\u2581", "h", "e", "he", "\u2581he", "\n", "\n\n", "e\n", "\u2581\u2581"]
+    listed = sentencepiece()[T + "tokens"]
+    tokens = [*listed, *(word for word in words if word not in listed)]
+    merges = ["h e", "e \n", "\u2581 he", "\n \n", "\u2581 \u2581"]
+    types = [*sentencepiece()[T + "token_type"], *[NORMAL] * (len(tokens) - len(listed))]
+    metadata = sentencepiece(model="gemma4", tokens=tokens, token_type=types, merges=merges, bos_token_id=1)
+    tokenizer, text = read_tokenizer(metadata, "m.gguf"), "he he\n\n\n  hee\u4f60"
+    expected = ["<s>", "he", "\u2581he", "\n\n", "\n", "\u2581", "\u2581he", "e", "<0xE4>", "<0xBD>", "<0xA0>"]
+    assert tokens_of(tokenizer, text, special=True) == expected
+    assert decoded(tokenizer, tokenizer(text, add_special_tokens=False)["input_ids"]) == text
+
+
 def test_start_and_end_of_text_are_added_as_the_file_says() -> None:
     def ends(metadata: dict[str, Any]) -> list[str]:
         return tokens_of(read_tokenizer(metadata, "m.gguf"), "he", special=True)

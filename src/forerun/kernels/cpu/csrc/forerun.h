@@ -125,6 +125,10 @@ struct ForerunExperts {
     float scale;                  // of the scores
     int32_t best;                 // scores of a group that are added: 2, or 1
     float distance;               // of FORERUN_SPARSEMIXER: a score is near if it is less by no more than this part of it
+    const float *router_norm, *norm;        // [hidden], of the residual as the router and as experts read it; null: they read
+                                            // what the layer's own gate and up do
+    const float *shared_norm, *mixed_norm;  // of what the layer's own down gives, and of what experts give; or null
+    const float* share_scales;    // [count], factors of the shares; or null
 };
 
 // Attention whose keys and values are made of one latent of each position: all heads have one key, which is what the layer's
@@ -143,7 +147,7 @@ struct ForerunLatent {
 struct ForerunLayer {
     const float *input_norm, *mlp_norm;    // before attention and feed-forward layer; null: they read what enters
     const float *query_norm, *key_norm;    // [head_dim], or [heads * head_dim] where norms are wide; or null
-    ForerunLinear query, key, value, out;
+    ForerunLinear query, key, value, out;  // value.out 0: values are what key gives; key.out 0: it reads another's of both
     ForerunLinear gate, up, down;          // gate.out 0: the activation is up's
     int32_t window, rotation;              // positions that a row sees, 0: all; which of the rows' angles, -1: none
     const float *attention_norm, *feed_norm;  // of what is added to the residual; or null
@@ -153,22 +157,28 @@ struct ForerunLayer {
     ForerunLinear attention_gate;          // [heads * head_dim] or [heads], whose sigmoid multiplies what attention gives;
                                            // out 0: none
     const ForerunRecurrence* recurrence;   // beside attention, or where query.out is 0 instead of it; or null
-    int32_t num_before;                    // layers without attention before it
+    int32_t num_kv_heads, head_dim, rotated;  // rotated: numbers of a head that are
+    int32_t key_width, value_width;        // as they are kept
     float feed_scale;                      // of what the feed-forward layer adds, besides residual_scale; 0: 1
     const ForerunExperts* experts;         // beside the feed-forward layer, or where up.out is 0 instead of it; or null
     const float* sinks;                    // [num_heads], a further logit of attention; or null
     const ForerunLatent* latent;           // value.out is 0 then; or null
+    int64_t keys_at;                       // bytes of a page before the keys that it reads
+    const float* value_norm;               // [head_dim], or null
+    const float* output_scale;             // [1], of what comes out; or null
+    ForerunLinear token_gate, token_out;   // behind the feed-forward layer: the activation of the first, times what its token
+                                           // gives a row, is read by the second, which adds to the residual; out 0: none
+    const float* token_norm;               // of what is added
 };
 
 struct ForerunModel {
     const ForerunLayer* layers;
     const float *norm;
     ForerunLinear head;
-    int32_t num_layers, hidden, num_heads, num_kv_heads, head_dim, intermediate;
+    int32_t num_layers, hidden, num_heads;
     int32_t page, cache_format;  // positions of a page; ForerunCacheFormat
     float eps, scale;
     const float* norm_bias;      // of the final norm, or null
-    int32_t rotated;             // numbers of a head that are rotated; 0: all
     int32_t activation;          // ForerunActivation
     int32_t has_layer_norms;     // not root-mean-square norms
     int32_t is_parallel;         // attention and feed-forward layer read the same residual
@@ -182,7 +192,6 @@ struct ForerunModel {
     int64_t record_size;         // floats of all recurrent layers
     float attention_scale;       // of what attention adds to the residual, besides residual_scale; 0: 1
     float activation_scale;      // of what the activation reads; 0: 1
-    int32_t key_width, value_width;  // as they are kept; 0: head_dim
 };
 
 // The rows of one forward, as forerun/kernels/partition.py describes them.
@@ -195,6 +204,7 @@ struct ForerunRows {
     int32_t rotated_by_slot;  // not by position: rows of a block, whose paths are all as long as that of its last row
     const float *other_cosines, *other_sines;  // of layers whose rotation is 1
     const ForerunState* states;  // [sequences], or null
+    const float* token_inputs;   // [rows][layers][inputs of token_out], or null
 };
 
 // One layer's attention without what surrounds it.

@@ -36,6 +36,7 @@ class Architecture(NamedTuple):
         eps: option of the norms' epsilon; None: a constant.
         is_partly_rotated: files say how much of a head is rotated.
         is_latent: keys and values are made of latents, as `latent` reads it; the width of a head is what is rotated.
+        differing: counts that may be others in some layers, which `options` reads; that of the first stands for all.
         by_layer: counts that may be 0 in layers which lack what is counted; all others have the same.
         attends: there are heads of attention, and feed-forward layers.
         constants: options that files do not say.
@@ -56,6 +57,7 @@ class Architecture(NamedTuple):
     eps: str | None = "rms_norm_eps"
     is_partly_rotated: bool = False
     is_latent: bool = False
+    differing: tuple[str, ...] = ()
     by_layer: tuple[str, ...] = ()
     attends: bool = True
     constants: Mapping[str, Any] = _NOTHING
@@ -84,6 +86,15 @@ def layer_count(fields: Fields) -> int:
     if count < 1:
         raise fields.wrong(NEXT_TOKENS, "less than block_count")
     return count
+
+
+def counts_of(fields: Fields, key: str) -> list[int]:
+    """Return a count of each layer. A file may have one for all."""
+    count, value = layer_count(fields), fields.values.get(key)
+    found = fields.list_of(key, int) if isinstance(value, list) else [fields.integer(key, low=1)] * count
+    if len(found) < count or min(found) < 1:
+        raise fields.wrong(key, f"a list of {count} counts")
+    return found[:count]
 
 
 def granite_factors(fields: Fields, width: int) -> dict[str, Any]:

@@ -11,10 +11,12 @@ from typing import Any
 
 from forerun.models.loading.gguf.architecture import (
     GRANITE_FACTORS,
+    KEY_HEADS,
     LAYER_NORM,
     NEXT_TOKENS,
     SECTIONS,
     TEMPERATURE,
+    WIDTH,
     Architecture,
     Options,
     granite_factors,
@@ -22,6 +24,7 @@ from forerun.models.loading.gguf.architecture import (
     refuse,
 )
 from forerun.models.loading.gguf.expert_architectures import EXPERT_ARCHITECTURES, mixtral
+from forerun.models.loading.gguf.gemma4_architecture import gemma4
 from forerun.models.loading.gguf.mixture import EXPERTS
 from forerun.models.loading.gguf.recurrent_architectures import RECURRENT_ARCHITECTURES
 from forerun.utils.json_file import REQUIRED, Fields
@@ -129,6 +132,16 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         constants={"hidden_activation": _GELU},
         options=lambda *file: {**_gemma(62)(*file), **_caps(file[0], 0.0, 0.0)},
         reads=_CAPS[1:],
+    ),
+    "gemma4": Architecture(
+        "gemma4_text",
+        windowed="gemma4_text",
+        period=6,
+        local_base=10000.0,
+        differing=(KEY_HEADS, WIDTH),
+        constants={"hidden_activation": _GELU, "attention_bias": False},
+        options=gemma4,
+        reads=(_CAPS[1], EXPERTS),
     ),
     # with sections its rows lie in another order
     "glm4": Architecture("glm4", biases=_ATTENTION_BIAS, is_partly_rotated=True),

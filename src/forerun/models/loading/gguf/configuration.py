@@ -21,6 +21,7 @@ from forerun.models.loading.gguf.architecture import (
     WIDTH,
     WINDOW,
     Architecture,
+    counts_of,
     layer_count,
     refuse,
 )
@@ -129,6 +130,8 @@ def _attention(fields: Fields, architecture: Architecture, file: GgufFile) -> di
 def _count(fields: Fields, architecture: Architecture, key: str, default: Any = REQUIRED) -> int:
     """Return a count of the layers that have what is counted; 1 if none has."""
     value = fields.values.get(key)
+    if key in architecture.differing and isinstance(value, list):
+        return counts_of(fields, key)[0]
     if key not in architecture.by_layer or value is None:
         return fields.integer(key, default, low=1)
     counts = {*fields.list_of(key, int)} - {0} if isinstance(value, list) else {fields.integer(key, low=0)} - {0}
@@ -146,7 +149,7 @@ def _check_keys(fields: Fields, architecture: Architecture) -> None:
         if value is not None and value not in neutral and key not in architecture.reads:
             refuse(fields, f"{key} is {value!r:.60}")
     for key in (HEADS, KEY_HEADS, WIDTH, TOP, EXPERT_WIDTH):
-        if isinstance(fields.values.get(key), list) and key not in architecture.by_layer:
+        if isinstance(fields.values.get(key), list) and key not in (*architecture.by_layer, *architecture.differing):
             refuse(fields, f"{key} differs from layer to layer")
 
 
@@ -336,12 +339,19 @@ def _factors(fields: Fields, tensor: GgufTensor, rotated: int) -> torch.Tensor:
     return factors
 
 
+_NONE = 1e29
+"""Numbers whose frequency is divided by as much are not rotated."""
+
+
 def _by_factors(fields: Fields, tensor: GgufTensor, base: float, rotated: int) -> dict[str, Any]:
     """Return Llama 3's parameters if they give these factors, else the factors themselves. Transformers calls a scaling
     by given factors "longrope"; with the same factors for short and long contexts it does not depend on the length."""
     factors = _factors(fields, tensor, rotated)
     if bool((factors == 1).all()):
         return {"rope_type": "default"}
+    count = int((factors == 1).sum())
+    if bool((factors[:count] == 1).all() and (factors[count:] >= _NONE).all()):
+        return {"rope_type": "proportional", "partial_rotary_factor": count / len(factors)}
     largest = float(factors.max())
     llama3 = {"rope_type": "llama3", "factor": largest, **_LLAMA3}
     if largest >= 1 and torch.allclose(factors, llama3_factors(llama3, base, rotated), rtol=1e-5, atol=0):

@@ -55,6 +55,10 @@ class ExpertTensors:
         if experts.shared_switch is not None:
             switch = f"{layer}{experts.shared_switch}.weight"
             names["blk.0.ffn_gate_inp_shexp.weight"], shapes[switch] = (switch, 0), (1, spec.hidden)
+        if experts.router_norm is not None:
+            names["blk.0.ffn_gate_inp.scale"] = layer + experts.router_norm, 0
+        if experts.share_scales is not None:
+            names["blk.0.ffn_down_exps.scale"] = layer + experts.share_scales, 0
         if experts.bias is not None:
             bias = layer + experts.bias
             names["blk.0.exp_probs_b.bias"], shapes[bias] = (bias, 0), experts.bias_shape or (experts.count,)

@@ -17,7 +17,7 @@ from forerun.errors import ModelLoadError, UnsupportedModelError
 from forerun.models.fused.experts import stacked
 from forerun.models.fused.families import spec_of
 from forerun.models.fused.parts import RECURRENT_ROLES
-from forerun.models.fused.spec import NORMS, SHARED, DecoderSpec
+from forerun.models.fused.spec import LLAMA_MODULES, NORMS, SHARED, DecoderSpec
 from forerun.models.loading.gguf.architecture import NEXT_TOKENS
 from forerun.models.loading.gguf.architectures import ARCHITECTURES
 from forerun.models.loading.gguf.configuration import HEAD, architecture_of
@@ -43,6 +43,11 @@ _ROLES = {
 _FUSED = ("blk.0.attn_qkv.weight", "blk.0.attn_qkv.bias")
 
 
+def _is_shared(role: str, module: str) -> bool:
+    """Return whether a role is of an expert that every row is given to, and whose module is no ordinary one."""
+    return role in SHARED and module != LLAMA_MODULES[role.removeprefix("shared_")]
+
+
 def _of_first(parameter: str) -> str:
     """Return the name of the parameter of layer 0 that is one of any layer."""
     return re.sub(r"\d+", "0", parameter, count=1)
@@ -58,7 +63,11 @@ def _parameters(names: Any, spec: DecoderSpec, layer: str, own: Iterable[str]) -
     found, kinds = dict[str, tuple[str, int]](), (".weight", ".bias")
     for path in (
         *own,
-        *(layer + each for role, each in spec.modules.items() if role not in (*RECURRENT_ROLES, *SHARED)),
+        *(
+            layer + each
+            for role, each in spec.modules.items()
+            if role not in RECURRENT_ROLES and not _is_shared(role, each)
+        ),
         *(() if spec.latent is None else (layer + spec.latent.expansion,)),
     ):
         found |= {name: (path + kind, 0) for kind in kinds if (name := names.get_name(path + kind, kinds)) is not None}
@@ -66,6 +75,8 @@ def _parameters(names: Any, spec: DecoderSpec, layer: str, own: Iterable[str]) -
         if role in spec.modules:
             place = [each for each in spec.sharing(role) if each in _ROLES].index(role)
             found |= {f"blk.0.{name}{kind}": (f"{layer}{spec.modules[role]}{kind}", place) for kind in kinds}
+    if spec.layer_scale is not None:
+        found["blk.0.layer_output_scale.weight"] = layer + spec.layer_scale, 0
     if spec.sinks is not None:
         found["blk.0.attn_sinks.weight"] = layer + spec.sinks, 0
     return found
@@ -110,7 +121,9 @@ class PackedWeights(Mapping[str, GgufTensor]):
         self.head = spec.head_weight
         self._heads = {"q_proj": spec.num_heads, "k_proj": spec.num_kv_heads} if architecture.is_permuted else {}
         self._base = layer = f"{spec.base}.{spec.layer_list}.0."
-        own = (f"{spec.base}.{spec.embedding}", f"{spec.base}.{spec.norm}", spec.head)
+        own = [f"{spec.base}.{spec.embedding}", f"{spec.base}.{spec.norm}", spec.head]
+        if (inputs := spec.token_inputs) is not None:
+            own += [f"{spec.base}.{each}" for each in (inputs.table, inputs.product, inputs.norm)]
         self._norms = {layer + spec.modules[role] for role in NORMS if role in spec.modules} | {own[1]}
         self._recurrence = RecurrentTensors.of(spec, layer, is_tiled=architecture.heads_are_tiled)
         self._experts = ExpertTensors.of(spec, layer)
@@ -122,6 +135,7 @@ class PackedWeights(Mapping[str, GgufTensor]):
         attending |= {each: (self._expansion, place) for place, each in enumerate(halves)}
         recurrent = {**attending, **self._recurrence.names}
         self._tensors: dict[str, dict[int, GgufTensor]] = {}
+        unread = spec.unread
         for tensor in (each for each in file.tensors.values() if not _COMPUTED.fullmatch(each.name)):
             found = _LAYER.match(tensor.name)
             index = -1 if found is None else int(found[1])
@@ -138,7 +152,9 @@ class PackedWeights(Mapping[str, GgufTensor]):
                     f"{name} as forerun supports it. Serve it with llama.cpp."
                 )
             for parameter, part in placed.items():
-                parts = self._tensors.setdefault(parameter.replace("0", str(index), 1), {})
+                if (whole := parameter.replace("0", str(index), 1)) in unread:
+                    continue
+                parts = self._tensors.setdefault(whole, {})
                 if place in parts:
                     raise ModelLoadError(f"{file.path}: {brief(tensor.name)} is a second {parameter}. {REMEDY}")
                 parts[place] = shaped(shapes, parameter, part)

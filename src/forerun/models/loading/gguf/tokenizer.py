@@ -1,8 +1,9 @@
 """Tokenizer and chat template from a GGUF file's metadata.
 
-Two kinds: byte-level byte-pair encoding (`tokenizer.ggml.model` = gpt2) and SentencePiece's byte-pair encoding by score
-(= llama). Vocabulary and merges are the file's; the ids of a text are those of llama.cpp's
-`llama_tokenize(add_special=true, parse_special=true)`. Where that and Transformers' tokenizers differ:
+Three kinds: byte-level byte-pair encoding (`tokenizer.ggml.model` = gpt2) and SentencePiece's byte-pair encoding, by
+score (= llama) or by merges, with ends of lines apart (= gemma4). Vocabulary and merges are the file's; the ids of a
+text are those of llama.cpp's `llama_tokenize(add_special=true, parse_special=true)`. Where that and Transformers'
+tokenizers differ:
 
 - Control, unknown and user-defined tokens are matched in the text before anything else, by both. llama.cpp looks for
   the longest first, Transformers from left to right. They differ only where two overlap in the text; here it is
@@ -216,7 +217,9 @@ def split_rules() -> Mapping[str, tuple[str, ...]]:
 MODEL, PRE_TOKENIZER, CHAT_TEMPLATE = PREFIX + "model", PREFIX + "pre", "tokenizer.chat_template"
 _SPACE = "\u2581"
 _UNSTRIPPED = {"<unk>", "<s>", "<|endoftext|>"}
-_DEFAULT_IDS = {"gpt2": {}, "llama": {"unk": 0, "bos": 1, "eos": 2}}  # by kind, the named ids where the file gives none
+_BY_MERGES = "gemma4"
+_DEFAULT_IDS = {"gpt2": {}, "llama": {"unk": 0, "bos": 1, "eos": 2}, _BY_MERGES: {}}
+"""By kind, the named ids where the file gives none."""
 
 
 def read_tokenizer(metadata: Mapping[str, Any], place: str, read: tuple[TokenList, str] | None = None) -> Any:
@@ -238,7 +241,7 @@ def read_tokenizer(metadata: Mapping[str, Any], place: str, read: tuple[TokenLis
     template = _chat_template(tokens)
     matched, control = _matched(tokens), _control(tokens)
     with as_load_errors(f"{place}: {TOKENS}: no tokenizer can be made of them", REMEDY):
-        backend = _byte_level(tokens) if kind == "gpt2" else _sentencepiece(tokens)
+        backend = _byte_level(tokens) if kind == "gpt2" else _sentencepiece(tokens, by_merges=kind == _BY_MERGES)
         stripped = {each for each in matched if tokens.texts[each] not in _UNSTRIPPED} if _is_phi3(metadata) else ()
         backend.add_tokens(
             [
@@ -306,14 +309,18 @@ def _byte_level(tokens: TokenList) -> Any:
     return backend
 
 
-def _sentencepiece(tokens: TokenList) -> Any:
-    """Build SentencePiece's BPE: a space is written as U+2581, and a character that is no token as its bytes
-    (<0x0A>)."""
+def _sentencepiece(tokens: TokenList, *, by_merges: bool) -> Any:
+    """Build SentencePiece's BPE: a space is written as U+2581, and a character that is no token as its bytes (<0x0A>).
+
+    by_merges: not by score; ends of lines are not merged with other text.
+    """
     if missing := [token for value in range(256) if (token := f"<0x{value:02X}>") not in tokens.ids]:
         raise tokens.wrong(TOKENS, f"the byte token {missing[0]} is missing")
-    merges = merges_of_scores(tokens, _matched(tokens))
+    merges = read_merges(tokens) if by_merges else merges_of_scores(tokens, _matched(tokens))
     backend = Tokenizer(models.BPE(vocab=_vocabulary(tokens, merges), merges=merges, byte_fallback=True))
-    before = tokens.fields.flag(PREFIX + "add_space_prefix", True)
+    if by_merges:
+        backend.pre_tokenizer = pre_tokenizers.Split(Regex("\n+"), "isolated")
+    before = tokens.fields.flag(PREFIX + "add_space_prefix", not by_merges)
     spaces = normalizers.Replace(" ", _SPACE)
     backend.normalizer = normalizers.Sequence([normalizers.Prepend(_SPACE), spaces] if before else [spaces])
     written = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]

@@ -27,7 +27,7 @@ static void context(const ForerunModel* m, const float* norm, const ForerunRows*
     ContextCall call{norm, states, {m, rows, 0, m->num_layers, nullptr, &team, {}, {}, {}, {}, {}, nullptr, nullptr,
                                     nullptr, nullptr, nullptr}};
     LayersCall& c = call.layers;
-    const int64_t n = rows->num_rows, narrow = (int64_t)m->num_kv_heads * m->head_dim;
+    const int64_t n = rows->num_rows, narrow = (int64_t)m->layers->num_kv_heads * m->layers->head_dim;
     forerun::Forms forms;
     for (int32_t i = 0; i < m->num_layers; i++) forms.add({&m->layers[i].key, &m->layers[i].value});
     forerun::plan_input(space, c.normed, n, m->hidden, forms);

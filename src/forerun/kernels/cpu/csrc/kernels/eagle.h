@@ -57,10 +57,9 @@ FN void eagle_body(void* data) {
     LayersCall& c = e.layers;
     const ForerunModel& m = e.head->model;
     forerun::Member member(*c.team);
-    float* scratch = member_scratch(c, member);
     const Input& in = enter_layer(e, c, member);
     if (!c.x) return keys_behind_norm(c, 0, in, member);
-    layer_behind_norm(c, 0, in, member, scratch);
+    layer_behind_norm(c, 0, in, member);
     const float limit = forerun::largest_code({&m.head});
     int64_t first, last;
     member.open(e.num_wanted);

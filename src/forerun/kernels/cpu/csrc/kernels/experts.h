@@ -122,6 +122,7 @@ FN void choose(const ExpertsCall& c, const ForerunExperts& e, int64_t t) {
     for (int32_t k = 0; k < e.top; k++) sum += shares[k] = is_near ? near_share(e, scores, chosen, k) : scores[chosen[k]];
     if (!(sum > e.least_sum)) sum = sum != sum ? sum : e.least_sum;
     for (int32_t k = 0; k < e.top; k++) shares[k] = (e.adds_to_one ? shares[k] / sum : shares[k]) * e.scale;
+    for (int32_t k = 0; e.share_scales && k < e.top; k++) shares[k] *= e.share_scales[chosen[k]];
 }
 
 // Give each expert's rows places behind one another.
@@ -158,12 +159,20 @@ static Span span_of(const ExpertsCall& c, int64_t blocks, int64_t first, int64_t
     return {c.woken[at], c.starts[at], c.starts[at + 1] - c.starts[at], first - at * blocks, end - at * blocks};
 }
 
-// What the experts of the rows of `in` give: c.parts, and the switch of the layer's own feed-forward layer.
-FN void expert_rows(const ExpertsCall& c, const ForerunExperts& e, const ForerunModel& m, int32_t layer, const Input& in,
-                    int64_t n, forerun::Member& member) {
+// The largest code that the first products of experts take.
+INLINE float experts_limit(const ForerunExperts& e) {
+    return e.gate->out ? forerun::largest_code({e.gate, e.up}) : forerun::largest_code({e.up});
+}
+
+// What the experts of the rows of `in` give: c.parts, and the switch of the layer's own feed-forward layer. x: the residual, of
+// which norms of experts' own make these rows anew.
+FN void expert_rows(const ExpertsCall& c, const ForerunExperts& e, const ForerunModel& m, int32_t layer, const float* x,
+                    const Input& in, int64_t n, forerun::Member& member) {
     const Input given = of_width(c.given, m.hidden), inner = of_width(c.inner, e.width);
     int64_t first, last;
+    if (e.router_norm) norm_rows(m, x, e.router_norm, nullptr, 0.0f, in, n, member);
     product_rows(e.router, in, n, nullptr, c.scores, member);
+    if (e.norm) norm_rows(m, x, e.norm, nullptr, experts_limit(e), in, n, member);
     if (e.shared_switch.out) product_rows(e.shared_switch, in, n, nullptr, c.switches, member);
     member.open(n);
     while (member.claim(first, last))
@@ -197,13 +206,20 @@ FN void expert_rows(const ExpertsCall& c, const ForerunExperts& e, const Forerun
     member.close();
 }
 
-// y [hidden] of row t, what the layer's own feed-forward layer gives, times its switch, and what the row's experts give.
-FN void mix_row(const ExpertsCall& c, const ForerunExperts& e, int64_t hidden, int64_t t, float* y) {
+// y [hidden] of row t, what the layer's own feed-forward layer gives, times its switch, and what the row's experts give, which
+// is added up in the place of the first where it is normed.
+FN void mix_row(const ExpertsCall& c, const ForerunExperts& e, const ForerunModel& m, int64_t t, float* y) {
+    const int64_t hidden = m.hidden;
     if (e.shared_switch.out) multiply_sigmoid(c.switches + t, 1, y, hidden);
+    if (e.shared_norm) rms_norm(y, e.shared_norm, m.eps, hidden, y);
+    float* sum = e.mixed_norm ? c.parts + c.places[t * e.top] * hidden : y;
     for (int32_t k = 0; k < e.top; k++) {
         const float* part = c.parts + c.places[t * e.top + k] * hidden;
         const F share = f_set(c.shares[t * e.top + k]);
         for (int64_t i = 0; i < hidden; i += 16)
-            put(y + i, f_fma(get(part + i, hidden - i), share, get(y + i, hidden - i)), hidden - i);
+            put(sum + i, f_fma(get(part + i, hidden - i), share, sum == part ? f_zero() : get(sum + i, hidden - i)), hidden - i);
     }
+    if (sum == y) return;
+    rms_norm(sum, e.mixed_norm, m.eps, hidden, sum);
+    for (int64_t i = 0; i < hidden; i += 16) put(y + i, f_add(get(sum + i, hidden - i), get(y + i, hidden - i)), hidden - i);
 }

@@ -59,9 +59,10 @@ static Attention attention_of(const ForerunAttention* shape, const ForerunRows* 
             plan.room, plan.span, plan.parts, plan.wide, plan.sums_size, query, out, plan.sums};
 }
 
-// Numbers of a key and of a value, as they are kept.
-static inline int32_t key_width(const ForerunModel& m) { return m.key_width ? m.key_width : m.head_dim; }
-static inline int32_t value_width(const ForerunModel& m) { return m.value_width ? m.value_width : m.head_dim; }
+// What the calling thread computes attention in.
+static float* member_scratch(const Attending& plan, const forerun::Member& member) {
+    return plan.scratch + member.index() * plan.scratch_size;
+}
 
 // What layers with latents work in.
 struct LatentCall {
@@ -109,7 +110,7 @@ struct Angles {
 };
 INLINE Angles angles_of(const LayersCall& c, const ForerunLayer& layer, int32_t t) {
     const ForerunRows& r = *c.rows;
-    const int64_t rotated = c.model->rotated ? c.model->rotated : c.model->head_dim;
+    const int64_t rotated = layer.rotated;
     if (layer.rotation < 0) return {nullptr, nullptr, 0};
     const int64_t at = (int64_t)(r.rotated_by_slot ? r.slot : r.position)[t] * (rotated / 2);
     if (layer.rotation == 1) return {r.other_cosines + at, r.other_sines + at, rotated};
@@ -131,8 +132,8 @@ INLINE void turn(const Angles& a, const float* x, int64_t width, float scale, fl
 }
 
 // Norm and rotate a head, in whichever order, times scale. y may be x.
-INLINE void place_head(const ForerunModel& m, const Angles& a, const float* norm, float* x, float scale, float* y) {
-    const int64_t width = m.head_dim;
+INLINE void place_head(const ForerunModel& m, const Angles& a, const float* norm, int64_t width, float* x, float scale,
+                       float* y) {
     if (norm && m.norms_rotated) {
         turn(a, x, width, 1.0f, x);
         rms_norm(x, norm, m.eps, width, x);
@@ -146,22 +147,24 @@ INLINE void place_head(const ForerunModel& m, const Angles& a, const float* norm
 // Norm and rotate the keys of row t, and write them with its values.
 template <class E> FN void place_keys(const LayersCall& c, const ForerunLayer& layer, const Attention& a, int32_t t) {
     const ForerunModel& m = *c.model;
-    const int64_t width = m.head_dim;
+    const int64_t width = layer.head_dim, heads = layer.num_kv_heads;
     const Angles angles = angles_of(c, layer, t);
-    float* keys = c.keys + t * m.num_kv_heads * width;
+    float *keys = c.keys + t * heads * width, *values = c.values + t * heads * width;
+    if (!layer.value.out) __builtin_memcpy(values, keys, heads * width * sizeof(float));
     const bool is_wide = layer.key_norm && m.has_wide_norms;
-    if (is_wide) rms_norm(keys, layer.key_norm, m.eps, m.num_kv_heads * width, keys);
-    for (int64_t h = 0; h < m.num_kv_heads; h++) {
-        float* k = keys + h * width;
-        place_head(m, angles, is_wide ? nullptr : layer.key_norm, k, 1.0f, k);
+    if (is_wide) rms_norm(keys, layer.key_norm, m.eps, heads * width, keys);
+    for (int64_t h = 0; h < heads; h++) {
+        float *k = keys + h * width, *v = values + h * width;
+        place_head(m, angles, is_wide ? nullptr : layer.key_norm, width, k, 1.0f, k);
+        if (layer.value_norm) rms_norm(v, layer.value_norm, m.eps, width, v);
     }
-    write_row<E>(a, t, keys, c.values + t * m.num_kv_heads * width);
+    write_row<E>(a, t, keys, values);
 }
 
 // The same, and its queries.
 template <class E> FN void place_row(const LayersCall& c, const ForerunLayer& layer, const Attention& a, int32_t t) {
     const ForerunModel& m = *c.model;
-    const int64_t width = m.head_dim, each = m.num_heads / m.num_kv_heads;
+    const int64_t width = layer.head_dim, each = m.num_heads / layer.num_kv_heads;
     const Angles angles = angles_of(c, layer, t);
     const float scale = query_scale(c, t);
     float* queries = c.queries + t * m.num_heads * width;
@@ -169,18 +172,14 @@ template <class E> FN void place_row(const LayersCall& c, const ForerunLayer& la
     if (is_wide) rms_norm(queries, layer.query_norm, m.eps, m.num_heads * width, queries);
     for (int64_t h = 0; h < m.num_heads; h++) {
         float* to = c.rotated + ((h / each * c.rows->num_rows + t) * each + h % each) * width;
-        place_head(m, angles, is_wide ? nullptr : layer.query_norm, queries + h * width, scale, to);
+        place_head(m, angles, is_wide ? nullptr : layer.query_norm, width, queries + h * width, scale, to);
     }
-    place_keys<E>(c, layer, a, t);
+    if (layer.key.out) place_keys<E>(c, layer, a, t);
 }
 
 // The attention of a layer of the model.
 INLINE ForerunAttention layer_attention(const ForerunModel& m, int32_t index) {
-    const bool is_int8 = m.cache_format == FORERUN_CACHE_INT8;
-    const int64_t bytes = is_int8 ? 1 : m.cache_format == FORERUN_CACHE_FLOAT32 ? 4 : 2, scales = is_int8 ? 8 : 0;
-    const int32_t keys = key_width(m), values = value_width(m);
-    const int64_t wide = (values + 15) / 16 * 16;
-    return {(index - m.layers[index].num_before) * (int64_t)m.num_kv_heads * m.page * ((keys + wide) * bytes + scales),
-            m.num_heads, m.num_kv_heads, keys, values, m.page, m.cache_format,
-            m.layers[index].window, 0, m.scale, m.softcap, m.layers[index].sinks};
+    const ForerunLayer& l = m.layers[index];
+    return {l.keys_at, m.num_heads, l.num_kv_heads, l.key_width, l.value_width, m.page, m.cache_format,
+            l.window, 0, m.scale, m.softcap, l.sinks};
 }

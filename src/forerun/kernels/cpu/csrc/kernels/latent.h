@@ -29,11 +29,11 @@ template <class E> FN void place_latent(const LayersCall& c, const ForerunLayer&
     const ForerunModel& m = *c.model;
     const ForerunLatent& l = *layer.latent;
     const Input& plain = c.latent.plain;
-    const int64_t rank = c.latent.rank, wide = key_width(m), turned = wide - rank, n = c.rows->num_rows;
+    const int64_t rank = c.latent.rank, wide = layer.key_width, turned = wide - rank, n = c.rows->num_rows;
     const Angles angles = angles_of(c, layer, t);
     const float scale = query_scale(c, t);
     for (int64_t h = 0; h < m.num_heads; h++) {
-        const float* query = c.queries + (t * m.num_heads + h) * m.head_dim;
+        const float* query = c.queries + (t * m.num_heads + h) * layer.head_dim;
         turn(angles, query, turned, scale, c.rotated + (t * m.num_heads + h) * wide);
         float* to = plain.x + (h * n + t) * plain.width;
         for (int64_t i = 0; i < plain.width; i++) to[i] = query[turned + i] * scale;
@@ -81,23 +81,24 @@ FN void latent_products(const LayersCall& c, const ForerunLayer& layer, const In
 }
 
 // `attention_behind_norm` of a layer with latents.
-FN void latent_attention(const LayersCall& c, int32_t index, const Input& in, forerun::Member& member, float* scratch) {
+FN void latent_attention(const LayersCall& c, int32_t index, const Input& in, forerun::Member& member) {
     const ForerunModel& m = *c.model;
     const ForerunLayer& layer = m.layers[index];
     const ForerunLatent& l = *layer.latent;
     const LatentCall& s = c.latent;
-    const int64_t n = c.rows->num_rows, heads = m.num_heads, wide = key_width(m);
+    const int64_t n = c.rows->num_rows, heads = m.num_heads, wide = layer.key_width;
     int64_t first, last;
     latent_products(c, layer, in, member);
     const ForerunAttention shape = layer_attention(m, index);
-    const Attention a = attention_of(&shape, c.rows, layer.window ? c.windowed : c.plain, c.rotated, s.sums);
+    const Attending& plan = layer.window ? c.windowed : c.plain;
+    const Attention a = attention_of(&shape, c.rows, plan, c.rotated, s.sums);
     member.open(n);
     while (member.claim(first, last))
         for (int64_t t = first; t < last; t++)
             IN_CACHE_FORMAT(m.cache_format, place_latent, c, layer, a, (int32_t)t);
     member.close();
     products_by_head(l.absorb, heads, s.plain, n, c.rotated + wide - s.rank, heads * wide, wide, member);
-    IN_CACHE_FORMAT(m.cache_format, attend, a, member, c.team->threads, scratch);
+    IN_CACHE_FORMAT(m.cache_format, attend, a, member, c.team->threads, member_scratch(plan, member));
     member.open(n * heads);
     while (member.claim(first, last))
         for (int64_t u = first; u < last; u++) {

@@ -1,15 +1,15 @@
 // Layers of a decoder. Included once for each instruction set.
 
 // Queries, keys and values of `in`, and attention: what the product that follows reads is c.mixed.x.
-FN void attention_behind_norm(const LayersCall& c, int32_t index, const Input& in, forerun::Member& member, float* scratch) {
+FN void attention_behind_norm(const LayersCall& c, int32_t index, const Input& in, forerun::Member& member) {
     const ForerunModel& m = *c.model;
     const ForerunLayer& layer = m.layers[index];
-    if (layer.latent) return latent_attention(c, index, in, member, scratch);
-    const int64_t n = c.rows->num_rows, kv = (int64_t)m.num_kv_heads * m.head_dim;
+    if (layer.latent) return latent_attention(c, index, in, member);
+    const int64_t n = c.rows->num_rows, kv = layer.key.out;
     const int threads = c.team->threads;
     int64_t first, last;
     const int64_t q_blocks = (layer.query.out + 15) / 16, kv_blocks = (layer.key.out + 15) / 16;
-    member.open(q_blocks + 2 * kv_blocks);
+    member.open(q_blocks + kv_blocks + (layer.value.out ? kv_blocks : 0));
     while (member.claim(first, last))
         for (int64_t u = first; u < last; u++) {
             const int64_t v = u - q_blocks - kv_blocks;
@@ -22,20 +22,21 @@ FN void attention_behind_norm(const LayersCall& c, int32_t index, const Input& i
         }
     member.close();
     const ForerunAttention shape = layer_attention(m, index);
-    const Attention a = attention_of(&shape, c.rows, layer.window ? c.windowed : c.plain, c.rotated, c.mixed.x);
+    const Attending& plan = layer.window ? c.windowed : c.plain;
+    const Attention a = attention_of(&shape, c.rows, plan, c.rotated, c.mixed.x);
     member.open(n);
     while (member.claim(first, last))
         for (int64_t t = first; t < last; t++)
             IN_CACHE_FORMAT(m.cache_format, place_row, c, layer, a, (int32_t)t);
     member.close();
-    IN_CACHE_FORMAT(m.cache_format, attend, a, member, threads, scratch);
+    IN_CACHE_FORMAT(m.cache_format, attend, a, member, threads, member_scratch(plan, member));
     if (!layer.attention_gate.out) return;
     product_rows(layer.attention_gate, in, n, nullptr, c.gates, member);
     member.open(n);
     while (member.claim(first, last))
         for (int64_t t = first; t < last; t++) {
-            const int64_t gates = layer.attention_gate.out;
-            multiply_sigmoid(c.gates + t * gates, gates, c.mixed.x + t * c.mixed.width, c.mixed.width);
+            const int64_t gates = layer.attention_gate.out, width = layer.out.in;
+            multiply_sigmoid(c.gates + t * gates, gates, c.mixed.x + t * width, width);
         }
     member.close();
 }
@@ -63,8 +64,7 @@ static inline float or_one(float scale) { return scale ? scale : 1.0f; }
 INLINE float feeding_limit(const ForerunLayer& layer) {
     const float most = layer.gate.out ? forerun::largest_code({&layer.gate, &layer.up}) : forerun::largest_code({&layer.up});
     if (!layer.experts) return most;
-    const ForerunExperts& e = *layer.experts;
-    const float theirs = e.gate->out ? forerun::largest_code({e.gate, e.up}) : forerun::largest_code({e.up});
+    const float theirs = experts_limit(*layer.experts);
     return most < theirs ? most : theirs;
 }
 
@@ -80,7 +80,7 @@ FN void gated_rows(const LayersCall& c, int32_t index, forerun::Member& member) 
         gated_blocks(layer.gate, layer.up, m.activation, layer.curve, or_one(m.activation_scale), c.normed, n, first, last,
                      c.gated.x, width);
     member.close();
-    if (layer.experts) expert_rows(c.mixture, *layer.experts, m, index, c.normed, n, member);
+    if (layer.experts) expert_rows(c.mixture, *layer.experts, m, index, c.x, c.normed, n, member);
 }
 
 // Whether what a layer adds to the residual is normed or scaled before.
@@ -89,43 +89,70 @@ static inline bool has_branch(const ForerunModel& m, const float* norm, float sc
 }
 
 // c.x += a product of `in`, if there is one, and what experts give, normed by `norm` if there is one, and scaled, by the
-// model's factor and this one.
+// model's factor and this one. output_scale: c.x is multiplied by it then; or null.
 FN void add_rows(const LayersCall& c, const ForerunLinear& w, const Input& in, const float* norm, float factor,
-                 forerun::Member& member, const ForerunExperts* mixture = nullptr) {
+                 forerun::Member& member, const ForerunExperts* mixture = nullptr, const float* output_scale = nullptr) {
     const ForerunModel& m = *c.model;
     const int64_t n = c.rows->num_rows, wide = m.hidden;
     if (w.out) prepare_rows(w, in, n, member);
-    if (!mixture && !has_branch(m, norm, factor)) return product_rows(w, in, n, c.x, c.x, member);
+    if (!mixture && !output_scale && !has_branch(m, norm, factor)) return product_rows(w, in, n, c.x, c.x, member);
     product_rows(w, in, n, nullptr, c.branch, member);
-    const F scale = f_set(or_one(m.residual_scale) * or_one(factor));
+    const F scale = f_set(or_one(m.residual_scale) * or_one(factor)), whole = f_set(output_scale ? *output_scale : 1.0f);
     int64_t first, last;
     member.open(n);
     while (member.claim(first, last))
         for (int64_t t = first; t < last; t++) {
             float *y = c.branch + t * wide, *x = c.x + t * wide;
             for (int64_t i = 0; !w.out && i < wide; i++) y[i] = 0.0f;
-            if (mixture) mix_row(c.mixture, *mixture, wide, t, y);
+            if (mixture) mix_row(c.mixture, *mixture, m, t, y);
             norm_row(m, y, norm, nullptr, wide, y);
-            for (int64_t i = 0; i < wide; i += 16) put(x + i, f_fma(get(y + i, wide - i), scale, get(x + i, wide - i)), wide - i);
+            for (int64_t i = 0; i < wide; i += 16) {
+                const F sum = f_fma(get(y + i, wide - i), scale, get(x + i, wide - i));
+                put(x + i, f_mul(sum, whole), wide - i);
+            }
         }
     member.close();
 }
 
+// What the token of each row gives this layer.
+FN void token_rows(const LayersCall& c, int32_t index, forerun::Member& member) {
+    const ForerunModel& m = *c.model;
+    const ForerunLayer& layer = m.layers[index];
+    const int64_t n = c.rows->num_rows, width = layer.token_gate.out;
+    const Input gated = of_width(c.gated, width);
+    int64_t first, last;
+    norm_rows(m, c.x, nullptr, nullptr, forerun::largest_code({&layer.token_gate}), c.normed, n, member);
+    member.open((width + 15) / 16);
+    while (member.claim(first, last))
+        gated_blocks({}, layer.token_gate, m.activation, layer.curve, 1.0f, c.normed, n, first, last, gated.x, width);
+    member.close();
+    member.open(n);
+    while (member.claim(first, last))
+        for (int64_t t = first; t < last; t++) {
+            const float* given = c.rows->token_inputs + (t * m.num_layers + index) * width;
+            for (int64_t i = 0; i < width; i++) gated.x[t * width + i] *= given[i];
+        }
+    member.close();
+    add_rows(c, layer.token_out, gated, layer.token_norm, 1.0f, member, nullptr, layer.output_scale);
+}
+
 // A layer from its queries, keys and values on, which read `in`; the residual, and what comes out, is c.x.
-FN void layer_behind_norm(const LayersCall& c, int32_t index, const Input& in, forerun::Member& member, float* scratch) {
+FN void layer_behind_norm(const LayersCall& c, int32_t index, const Input& in, forerun::Member& member) {
     const ForerunModel& m = *c.model;
     const ForerunLayer& layer = m.layers[index];
     const ForerunRecurrence* r = layer.recurrence;
     const bool attends = layer.query.out, feeds = layer.up.out || layer.experts;
     if (r)
         recurrent_rows(c.recurrent, *r, m, *c.rows, index, in, c.remembered, member);
-    if (attends) attention_behind_norm(c, index, in, member, scratch);
+    if (attends) attention_behind_norm(c, index, in, member);
     if (m.is_parallel) gated_rows(c, index, member);
     if (r) add_rows(c, r->out, c.remembered, layer.attention_norm, r->out_scale, member);
-    if (attends) add_rows(c, layer.out, c.mixed, layer.attention_norm, m.attention_scale, member);
+    if (attends) add_rows(c, layer.out, of_width(c.mixed, layer.out.in), layer.attention_norm, m.attention_scale, member);
     if (!m.is_parallel && feeds) gated_rows(c, index, member);
     const Input gated = of_width(c.gated, layer.up.out);
-    if (feeds) add_rows(c, layer.down, gated, layer.feed_norm, layer.feed_scale, member, layer.experts);
+    const float* output_scale = layer.token_gate.out ? nullptr : layer.output_scale;
+    if (feeds) add_rows(c, layer.down, gated, layer.feed_norm, layer.feed_scale, member, layer.experts, output_scale);
+    if (layer.token_gate.out) token_rows(c, index, member);
 }
 
 // The largest code that queries, keys and values take.
@@ -137,19 +164,13 @@ INLINE float entering_limit(const ForerunLayer& layer) {
     return most < recurrent ? most : recurrent;
 }
 
-FN void one_layer(const LayersCall& c, int32_t index, forerun::Member& member, float* scratch) {
+FN void one_layer(const LayersCall& c, int32_t index, forerun::Member& member) {
     const ForerunModel& m = *c.model;
     const ForerunLayer& layer = m.layers[index];
     if (layer.query.out || layer.recurrence)
         norm_rows(m, c.x, layer.input_norm, layer.input_bias, entering_limit(layer), c.normed, c.rows->num_rows,
                   member);
-    layer_behind_norm(c, index, c.normed, member, scratch);
-}
-
-// What the calling thread computes attention in.
-static float* member_scratch(const LayersCall& c, const forerun::Member& member) {
-    const int64_t plain = c.plain.scratch_size, windowed = c.windowed.scratch_size;
-    return c.plain.scratch + member.index() * (plain > windowed ? plain : windowed);
+    layer_behind_norm(c, index, c.normed, member);
 }
 
 // Write what enters this layer to c.states, if it is tapped.
@@ -173,10 +194,9 @@ FN void tap(const LayersCall& c, int32_t layer, forerun::Member& member) {
 FN void layers_body(void* data) {
     LayersCall& c = *(LayersCall*)data;
     forerun::Member member(*c.team);
-    float* scratch = member_scratch(c, member);
     for (int32_t layer = c.first; layer < c.last; layer++) {
         tap(c, layer, member);
-        one_layer(c, layer, member, scratch);
+        one_layer(c, layer, member);
     }
     if (c.last == c.model->num_layers) tap(c, c.last, member);
 }
@@ -186,14 +206,15 @@ static void plan_layers(forerun::Workspace& space, LayersCall& c) {
     const ForerunModel* m = c.model;
     const ForerunRows* rows = c.rows;
     const int threads = c.team->threads;
-    const int64_t n = rows->num_rows, heads = (int64_t)m->num_heads * m->head_dim;
+    const int64_t n = rows->num_rows;
+    const auto more = [](int64_t& most, int64_t size) { most = size > most ? size : most; };
     forerun::Forms normed, mixed, gated, remembered;
-    int32_t window = 0;
-    bool branch = false, gates = false;
-    int64_t recalled = 0, fed = 0, attended = 0;
+    const ForerunLayer *plain = nullptr, *windowed = nullptr;  // all of each are alike
+    bool branch = false;
+    int64_t recalled = 0, fed = 0, attended = 0, queries = 0, rotated = 0, keys = 0, values = 0, gates = 0;
     for (int32_t i = c.first; i < c.last; i++) {
         const ForerunLayer& l = m->layers[i];
-        for (const ForerunLinear* w : {&l.query, &l.key, &l.value, &l.up, &l.gate, &l.attention_gate})
+        for (const ForerunLinear* w : {&l.query, &l.key, &l.value, &l.up, &l.gate, &l.attention_gate, &l.token_gate})
             if (w->out) normed.add({w});
         if (const ForerunRecurrence* r = l.recurrence) {
             normed.add({&r->mixed, &r->gate, &r->beta, &r->decay});
@@ -212,17 +233,25 @@ static void plan_layers(forerun::Workspace& space, LayersCall& c) {
             normed.add({&l.latent->entry});
             plan_latent(c.latent, l);
         }
-        fed = l.up.out > fed ? l.up.out : fed;
-        gates |= l.attention_gate.out != 0;
-        branch |= has_branch(*m, l.attention_norm, m->attention_scale) || has_branch(*m, l.feed_norm, l.feed_scale);
+        more(fed, l.up.out);
+        more(fed, l.token_gate.out);
+        more(gates, l.attention_gate.out);
+        branch |= l.output_scale || l.token_norm || has_branch(*m, l.attention_norm, m->attention_scale) || has_branch(*m, l.feed_norm, l.feed_scale);
         mixed.add({&l.out});
-        attended = l.out.in > attended ? l.out.in : attended;
         gated.add({&l.down});
-        window = l.window ? l.window : window;  // all windows of a model are alike
+        if (l.token_out.out) gated.add({&l.token_out});
+        if (!l.query.out) continue;
+        (l.window ? windowed : plain) = &l;
+        more(attended, l.out.in);
+        more(queries, l.query.out);
+        more(rotated, (int64_t)m->num_heads * l.key_width);
+        more(keys, (int64_t)l.num_kv_heads * l.key_width);
+        more(values, (int64_t)l.num_kv_heads * l.value_width);
     }
-    const int64_t kv = m->num_kv_heads, each = m->num_heads / kv;
-    plan_attention(space, c.plain, *rows, 0, each, kv, value_width(*m), threads);
-    if (window) plan_attention(space, c.windowed, *rows, window, each, kv, value_width(*m), threads);
+    for (const ForerunLayer* l : {plain, windowed})
+        if (l)
+            plan_attention(space, l->window ? c.windowed : c.plain, *rows, l->window, m->num_heads / l->num_kv_heads,
+                           l->num_kv_heads, l->value_width, threads);
     forerun::plan_input(space, c.normed, n, m->hidden, normed);
     forerun::plan_input(space, c.mixed, n, attended, mixed);
     forerun::plan_input(space, c.gated, n, fed, gated);
@@ -231,7 +260,7 @@ static void plan_layers(forerun::Workspace& space, LayersCall& c) {
     space.want(c.gated.x, n * fed);
     if (c.mixture.top) want_experts(space, c.mixture, n, m->hidden, m->num_layers);
     if (branch) space.want(c.branch, n * m->hidden);
-    if (gates) space.want(c.gates, n * heads);
+    if (gates) space.want(c.gates, n * gates);
     if (c.latent.rank) want_latent(space, c.latent, n, *m);
     if (rows->states) find_sequences(c.recurrent, *rows);  // they pass layers that are not recurrent, too
     if (recalled) {
@@ -239,10 +268,10 @@ static void plan_layers(forerun::Workspace& space, LayersCall& c) {
         space.want(c.remembered.x, n * recalled);
         want_recurrence(space, c.recurrent, *rows, threads);
     }
-    space.want(c.queries, n * heads);
-    space.want(c.rotated, n * m->num_heads * key_width(*m));
-    space.want(c.keys, n * kv * key_width(*m));
-    space.want(c.values, n * kv * value_width(*m));
+    space.want(c.queries, n * queries);
+    space.want(c.rotated, n * rotated);
+    space.want(c.keys, n * keys);
+    space.want(c.values, n * values);
 }
 
 static void layers(const ForerunModel* m, const ForerunRows* rows, int32_t first, int32_t last, float* x,

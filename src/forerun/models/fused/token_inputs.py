@@ -1,0 +1,48 @@
+"""What a row's token gives every layer besides its embedding."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from forerun.models.fused.parts import TokenInputs
+from forerun.models.fused.spec import DecoderSpec
+from forerun.models.linear import Linear, Part
+
+
+def token_parts(spec: DecoderSpec, shape: TokenInputs, base: Any) -> list[Part]:
+    """Return the weights of the table and of the product."""
+    names = shape.table, shape.product
+    return [Part(f"{spec.base}.{name}.weight", base.get_submodule(name).weight) for name in names]
+
+
+class TokenRows:
+    """The inputs of all layers.
+
+    Args:
+        rows: returns those of tokens in the table, [n, layers * width].
+        product: of embeddings.
+        normed: norms rows, [n, width].
+        dtype: of the model.
+    """
+
+    def __init__(
+        self,
+        shape: TokenInputs,
+        rows: Callable[[Tensor], Tensor],
+        product: Linear,
+        normed: Callable[[Tensor], Tensor],
+        dtype: torch.dtype,
+    ) -> None:
+        self._shape, self._rows, self._product, self._normed = shape, rows, product, normed
+        self._table_scale = float(torch.tensor(shape.width**0.5, dtype=torch.float64).to(dtype))
+
+    def of(self, token_ids: Tensor, x: Tensor) -> Tensor:
+        """Return what tokens [T] with these embeddings, [T, hidden], give each layer, [T, layers, width]."""
+        given = self._product.forward(x) * self._product.in_features**-0.5
+        given = self._normed(given.view(-1, self._shape.width)).view(given.shape)
+        both = (given + self._rows(token_ids) * self._table_scale) * 2**-0.5
+        return both.view(len(x), -1, self._shape.width)
