@@ -13,8 +13,7 @@ from collections.abc import Mapping, Sequence as Seq
 from dataclasses import dataclass
 from typing import Any
 
-from forerun.chat.contents import ERRORS, declared
-from forerun.chat.response_format import CALL, REASONING, ResponseFormat
+from forerun.chat.response_format import CALL, ERRORS, REASONING, ResponseFormat, declared
 from forerun.config import JSON_OBJECT, JSON_SCHEMA, Grammar
 from forerun.errors import GrammarError, RequestBodyError
 from forerun.sampling.grammar.compile import Grammars
