@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, WrapValidator
 from typing_extensions import TypedDict
 
-from forerun.chat.forced_calls import Forced, check_calls
+from forerun.chat.forced_calls import Forced
 from forerun.chat.response_format import REASONING, ResponseFormat
 from forerun.chat.response_parser import ResponseParser
 from forerun.config import MAX_TOP_LOGPROBS, SamplingParams
@@ -109,13 +109,18 @@ class CompletionRequest:
         options = {**self.template_options, **({"tools": [*self.tools]} if self.tools else {})}
         form = self.response_format(texts)
         chat: Any = () if self.url == COMPLETIONS_URL else self.prompts[0]
-        if self.tools or any(message.get("tool_calls") or message.get("role") == "tool" for message in chat):
-            known = texts.response_format(has_tools=True)
-            check_calls(known, llm.tokenizer, "tools" if self.tools else self.prompt_field)
+        has_calls = self.tools or any(message.get("tool_calls") or message.get("role") == "tool" for message in chat)
+        if has_calls and not texts.carry_calls:
+            param = "tools" if self.tools else self.prompt_field
+            raise RequestBodyError(
+                f"{param} cannot be used with this model: its chat template does not carry tools, or calls in a format "
+                "that is not known. Leave it out, take a model that was made for tools, or give its response template.",
+                param,
+            )
         prompts, params = self.prompts, self.params
         try:
             if self.forced is not None:
-                assert form is not None  # `check_calls` has seen it
+                assert form is not None  # it carries calls
                 limit = llm.target.context_length
                 ids = encode(prompts[0], llm.tokenizer, llm.target.name, options, context_length=limit)
                 thinks = ResponseParser(form, texts.prompt_end(ids), self.tools, "").kind == REASONING
