@@ -6,9 +6,9 @@ import pytest
 
 import structure
 
-MOST_STATEMENTS = 40_040
-MOST_CORE_STATEMENTS = 30_215
-MOST_FILES = 430
+MOST_STATEMENTS = 40_000
+MOST_CORE_STATEMENTS = 30_175
+MOST_FILES = 429
 """These are raised on purpose, with a reason in the commit, where a feature pays for its room."""
 
 

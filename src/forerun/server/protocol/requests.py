@@ -243,12 +243,13 @@ class ChatBody(CompletionOptions):
     )
     parallel_tool_calls: bool | None = None
 
-    def request(self, context_length: int, own: Mapping[str, Any]) -> CompletionRequest:
+    def request(self, context_length: int, own: Mapping[str, Any], kept: object = None) -> CompletionRequest:
         """Return the request. Raises RequestBodyError.
 
         Args:
             context_length: of the target.
             own: the options of sampling that the model recommends, for what the body leaves out.
+            kept: responses that are kept, which are no matter of this form.
         """
         if self.max_tokens and self.max_completion_tokens and self.max_tokens != self.max_completion_tokens:
             raise RequestBodyError(
@@ -286,7 +287,12 @@ def with_effort(options: Mapping[str, Any] | None, effort: str | None) -> dict[s
 class CompletionBody(CompletionOptions):
     """The body of a completion."""
 
-    prompt: str | Strings | TokenIds | Annotated[list[TokenIds], Field(fail_fast=True)] = Field(
+    prompt: (
+        str
+        | Annotated[Strings, Field(min_length=1)]
+        | Annotated[TokenIds, Field(min_length=1)]
+        | Annotated[list[TokenIds], Field(fail_fast=True, min_length=1)]
+    ) = Field(
         description="a string, a list of strings, a list of token ids or a list of such lists, and not empty",
         union_mode="left_to_right",
     )
@@ -296,7 +302,7 @@ class CompletionBody(CompletionOptions):
         None, description=f"a whole number in 0..{MAX_TOP_LOGPROBS}: how many of the most probable tokens to list"
     )
 
-    def request(self, context_length: int, own: Mapping[str, Any]) -> CompletionRequest:
+    def request(self, context_length: int, own: Mapping[str, Any], kept: object = None) -> CompletionRequest:
         """Return the request; arguments as of `ChatBody`. Raises RequestBodyError."""
         echoed = self.echo and self.logprobs is not None
         if self.stream and echoed:
@@ -314,8 +320,6 @@ class CompletionBody(CompletionOptions):
         if self.best_of not in (None, params.n):
             raise RequestBodyError("best_of is not supported, other than equal to n. Leave it out.", param="best_of")
         prompts: Any = self.prompt
-        if prompts == []:
-            raise RequestBodyError("prompt is an empty list, but must hold something. Correct it.", param="prompt")
         alone = isinstance(prompts, str) or isinstance(prompts[0], int)
         return CompletionRequest(
             COMPLETIONS_URL,
