@@ -29,7 +29,6 @@ _FOLDER = Path(__file__).parent / "families"
 _NOTHING = r"(?!)"
 _OF_CONTENT = re.compile(r'\{"name": "\{content\.(\w+)\}", "arguments": "\{content\.(\w+)\}"\}')
 _PLACEHOLDER = re.compile(r"\{(\w+(?:\.\w+)*)\}")
-_KEY = re.compile(r'("(?:[^"\\]|\\.)*(?:"|\Z))|(?<=[{,])\s*([\w.-]+)\s*:')
 _CONSTANTS = {"True": True, "true": True, "False": False, "false": False, "None": None, "null": None}
 OPTIONS = {"strip", "string_delims", "unquoted_keys", "tag_pattern"}
 ERRORS = (ValueError, LookupError, TypeError, AttributeError, SyntaxError, RecursionError, MemoryError)
@@ -38,28 +37,24 @@ ERRORS = (ValueError, LookupError, TypeError, AttributeError, SyntaxError, Recur
 
 def _json(text: str, args: Mapping[str, Any]) -> Any:
     """Parse JSON, whose strings may stand between marks of their own and whose keys may be bare."""
-    strings: list[str] = []
+    found = [f"{re.escape(begin)}(?P<marked>.*?){re.escape(end)}" for begin, end in args.get("string_delims", ())]
+    key = r"(?<=[{,])\s*(?P<key>[\w.-]+)\s*:" if args.get("unquoted_keys") else "(?P<key>(?!))"
+    pattern = "|".join([*found, r'(?P<quoted>"(?:[^"\\]|\\.)*(?:"|\Z))', key])
 
-    def numbered(match: re.Match[str]) -> str:
-        strings.append(json.dumps(match[1], ensure_ascii=False))
-        return f"\0{len(strings) - 1}\0"
+    def as_json(match: regex.Match[str]) -> str:
+        if match.groupdict().get("marked") is not None:
+            return json.dumps(match["marked"], ensure_ascii=False)
+        return match["quoted"] or f'"{match["key"]}":'
 
-    for begin, end in args.get("string_delims", ()):
-        text = re.sub(f"{re.escape(begin)}(.*?){re.escape(end)}", numbered, text.replace("\0", ""), flags=re.DOTALL)
-    if args.get("unquoted_keys"):
-        text = _KEY.sub(lambda match: match[1] or f'"{match[2]}":', text)
-    text = re.sub("\0([0-9]+)\0", lambda match: strings[int(match[1])], text)
-    return from_json(text, allow_inf_nan=False)
+    return from_json(regex.sub(pattern, as_json, text, flags=regex.DOTALL), allow_inf_nan=False)
 
 
 def _tags(text: str, args: Mapping[str, Any]) -> dict[str, str]:
     """Parse tags with a key and a value, and nothing between them."""
-    tag, found, at = re.compile(rf"\s*(?:{args['tag_pattern']})", re.DOTALL), {}, 0
-    while at < len(text.rstrip()):
-        if (match := tag.match(text, at)) is None:
-            raise ValueError("text stands between tags")
-        found[match["key"].strip()], at = match["value"], match.end()
-    return found
+    tags = regex.fullmatch(rf"(?>\s*(?:{args['tag_pattern']}))*+\s*", text, regex.DOTALL)
+    if tags is None:
+        raise ValueError("text stands between tags")
+    return dict(zip(map(str.strip, tags.captures("key")), tags.captures("value"), strict=True))
 
 
 def _python_calls(text: str, args: Mapping[str, Any]) -> list[dict[str, Any]]:
