@@ -13,8 +13,7 @@ from collections.abc import Mapping, Sequence as Seq
 from dataclasses import dataclass
 from typing import Any
 
-from forerun.chat.contents import ERRORS, declared
-from forerun.chat.response_format import CALL, REASONING, ResponseFormat
+from forerun.chat.response_format import ERRORS, REASONING, ResponseFormat, declared
 from forerun.config import JSON_OBJECT, JSON_SCHEMA, Grammar
 from forerun.errors import GrammarError, RequestBodyError
 from forerun.sampling.grammar.compile import Grammars
@@ -212,14 +211,3 @@ def chat_tools(tools: Seq[Any] | None, parameters: str = "parameters") -> tuple[
     names = {"name": "name", "description": "description", parameters: "parameters", "strict": "strict"}
     functions = ({new: tool[old] for old, new in names.items() if tool.get(old) is not None} for tool in tools or ())
     return tuple({"type": "function", "function": function} for function in functions)
-
-
-def check_calls(form: ResponseFormat | None, tokenizer: Any, param: str) -> None:
-    """Raise RequestBodyError if the chat template does not carry tools, or calls in no known format."""
-    carries = "tools" in str(getattr(tokenizer, "chat_template", None))
-    if form is None or not carries or all(region.kind != CALL for region in form.regions):
-        raise RequestBodyError(
-            f"{param} cannot be used with this model: its chat template does not carry tools, or calls in a format "
-            "that is not known. Leave it out, take a model that was made for tools, or give its response template.",
-            param=param,
-        )

@@ -5,17 +5,20 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, reduce
+from itertools import chain
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
 import regex
+from pydantic_core import from_json
 
-from forerun.chat.contents import CONTENTS, ERRORS, OPTIONS, transformed, typed
 from forerun.errors import ConfigError
 from forerun.utils.json_file import read_json
 
@@ -25,6 +28,93 @@ _REMEDY = "Write it as Transformers' response templates are written."
 _FOLDER = Path(__file__).parent / "families"
 _NOTHING = r"(?!)"
 _OF_CONTENT = re.compile(r'\{"name": "\{content\.(\w+)\}", "arguments": "\{content\.(\w+)\}"\}')
+_PLACEHOLDER = re.compile(r"\{(\w+(?:\.\w+)*)\}")
+_CONSTANTS = {"True": True, "true": True, "False": False, "false": False, "None": None, "null": None}
+OPTIONS = {"strip", "string_delims", "unquoted_keys", "tag_pattern"}
+ERRORS = (ValueError, LookupError, TypeError, AttributeError, SyntaxError, RecursionError, MemoryError)
+"""What a content that is damaged raises."""
+
+
+def _json(text: str, args: Mapping[str, Any]) -> Any:
+    """Parse JSON, whose strings may stand between marks of their own and whose keys may be bare."""
+    found = [f"{re.escape(begin)}(?P<marked>.*?){re.escape(end)}" for begin, end in args.get("string_delims", ())]
+    key = r"(?<=[{,])\s*(?P<key>[\w.-]+)\s*:" if args.get("unquoted_keys") else "(?P<key>(?!))"
+    pattern = "|".join([*found, r'(?P<quoted>"(?:[^"\\]|\\.)*(?:"|\Z))', key])
+
+    def as_json(match: regex.Match[str]) -> str:
+        if match.groupdict().get("marked") is not None:
+            return json.dumps(match["marked"], ensure_ascii=False)
+        return match["quoted"] or f'"{match["key"]}":'
+
+    return from_json(regex.sub(pattern, as_json, text, flags=regex.DOTALL), allow_inf_nan=False)
+
+
+def _tags(text: str, args: Mapping[str, Any]) -> dict[str, str]:
+    """Parse tags with a key and a value, and nothing between them."""
+    tags = regex.fullmatch(rf"(?>\s*(?:{args['tag_pattern']}))*+\s*", text, regex.DOTALL)
+    if tags is None:
+        raise ValueError("text stands between tags")
+    return dict(zip(map(str.strip, tags.captures("key")), tags.captures("value"), strict=True))
+
+
+def _python_calls(text: str, args: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Parse `[name(key="value", ...), ...]`, whose values are literals."""
+    tree, found = ast.parse(text.strip(), mode="eval").body, []
+    for call in tree.elts if isinstance(tree, ast.List) else [tree]:
+        if not isinstance(call, ast.Call) or call.args:
+            raise ValueError("it is no call with named arguments")
+        arguments = {str(word.arg): ast.literal_eval(_Constants().visit(word.value)) for word in call.keywords}
+        found.append({"name": ast.unparse(call.func), "arguments": arguments})
+    return found
+
+
+class _Constants(ast.NodeTransformer):
+    """Reads JSON's constants among Python's. Raises KeyError for other names."""
+
+    def visit_Name(self, node: ast.Name) -> ast.Constant:
+        return ast.Constant(_CONSTANTS[node.id])
+
+
+CONTENTS: dict[str, Callable[[str, Mapping[str, Any]], Any]] = {
+    "text": lambda text, args: text.strip() if args.get("strip", True) else text,
+    "json": _json,
+    "xml-inline": _tags,
+    "python-call-list": _python_calls,
+}
+
+
+def typed(text: str, schema: Any) -> Any:
+    """Return the text of an argument as a value of the type that its JSON schema declares; as it is if it is none."""
+    types = declared(schema)
+    try:
+        value = _CONSTANTS[text.strip()] if text.strip() in _CONSTANTS else from_json(text, allow_inf_nan=False)
+    except ValueError:
+        return text
+    if not types or ("string" in types and not (value is None and "null" in types)):
+        return text
+    return int(value) if isinstance(value, float) and value.is_integer() and "number" not in types else value
+
+
+def declared(schema: Any) -> set[str]:
+    """Return the types that a schema allows, those of its alternatives included."""
+    if not isinstance(schema, dict):
+        return set()
+    types = schema.get("type") or []
+    choices = [choice for key in ("anyOf", "oneOf") for choice in schema.get(key) or ()]
+    return set([types] if isinstance(types, str) else types).union(*map(declared, choices))
+
+
+def transformed(transform: Any, scope: Any) -> Any:
+    """Return a transform of a response template with its placeholders, such as "{content.name}", filled in.
+
+    Raises:
+        LookupError, TypeError: the scope has no such value.
+    """
+    if isinstance(transform, dict):
+        return {key: transformed(value, scope) for key, value in transform.items()}
+    if not isinstance(transform, str) or not (placeholder := _PLACEHOLDER.fullmatch(transform)):
+        return transform
+    return reduce(getitem, placeholder[1].split("."), scope)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,25 +166,23 @@ class Region:
         """Return whether its text does not show that it is whole."""
         return self.is_json or self.field.get("content") not in ("json", "python-call-list")
 
-    def calls(self, text: str, captures: Mapping[str, str], schemas: Mapping[str, Any]) -> list[tuple[str, str]]:
-        """Return the calls that its text holds: names, and arguments as JSON. Raises one of ERRORS.
+    def calls(self, text: str, captures: Mapping[str, str], schemas: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+        """Yield the calls that its text holds: names, and arguments as JSON. Raises one of ERRORS.
 
         schemas: name -> JSON schemas of the parameters, by which arguments that are written as text get their types.
         """
         value = CONTENTS[self.field.get("content", "text")](text, self.field.get("content_args", {}))
         items = value if self.field.get("transform_each") else [{"content": value}]
         calls = [transformed(self.field.get("transform", "{content}"), {**captures, **item}) for item in items]
-        functions = [
-            call.get("function", call) for each in calls for call in (each if isinstance(each, list) else [each])
-        ]
-        found = []
-        for name, arguments in [(function["name"], function.get("arguments", {})) for function in functions]:
+        for call in chain.from_iterable(each if isinstance(each, list) else [each] for each in calls):
+            function = call.get("function", call)
+            name, arguments = function["name"], function.get("arguments", {})
             if not isinstance(name, str) or not isinstance(arguments, dict):
                 raise TypeError("a call has a name and an object of arguments")
             if self.field.get("content") == "xml-inline":
                 arguments = {key: typed(value, schemas.get(name, {}).get(key)) for key, value in arguments.items()}
-            found.append((name, json.dumps(arguments, ensure_ascii=False, allow_nan=False)))
-        return found
+            # halves of characters cannot be encoded
+            yield name, json.dumps(arguments, ensure_ascii=False, allow_nan=False).encode().decode()
 
 
 def _strings(content: str, args: Mapping[str, Any]) -> dict[str, str]:

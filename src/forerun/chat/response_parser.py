@@ -16,8 +16,7 @@ from typing import Any
 
 import regex
 
-from forerun.chat.contents import ERRORS
-from forerun.chat.response_format import CALL, CONTENT, REASONING, Region, ResponseFormat
+from forerun.chat.response_format import CALL, CONTENT, ERRORS, REASONING, Region, ResponseFormat
 
 _DEPTH = {"{": 1, "[": 1, "}": -1, "]": -1}
 _TAIL = 200
@@ -270,7 +269,7 @@ class ResponseParser:
         calls: list[tuple[str, str]] = []
         if may_be_whole and not call.is_broken:
             with suppress(*ERRORS):
-                calls = call.region.calls("".join(call.body), call.captures, self._schemas)
+                calls = list(call.region.calls("".join(call.body), call.captures, self._schemas))
         if not calls:
             self._emit(CONTENT, "".join([*self._spaces[CONTENT], call.opened, *call.body, mark]))
             self._spaces[CONTENT], self._is_edge = [], False

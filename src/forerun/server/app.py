@@ -208,14 +208,11 @@ def _add_page(app: FastAPI) -> None:
     """Add the playground, whose files are all of this package."""
     folder = Path(__file__).parent / "page"
 
-    def file(name: str) -> Callable[[Request], Any]:
-        async def respond(request: Request) -> Response:
-            return FileResponse(folder / name, headers=_PAGE_HEADERS)
+    async def file(request: Request) -> Response:
+        return FileResponse(folder / (request.scope["path"].strip("/") or "index.html"), headers=_PAGE_HEADERS)
 
-        return respond
-
-    for path, name in (("/", "index.html"), ("/page.css", "page.css"), ("/page.js", "page.js")):
-        app.add_api_route(path, file(name), methods=["GET"], include_in_schema=False)
+    for path in ("/", "/page.css", "/page.js"):
+        app.add_api_route(path, file, methods=["GET"], include_in_schema=False)
 
 
 def _error_handlers(service: Service) -> dict[Any, Any]:

@@ -19,7 +19,7 @@ from forerun.engine import Generation, StepOutput
 from forerun.engine.sequence import Request as PromptRequest
 from forerun.server.progress import Replay, StreamState
 from forerun.server.protocol.answers import Asked, Chunks
-from forerun.server.protocol.bodies import GenerationBody, validated
+from forerun.server.protocol.bodies import validated
 from forerun.server.protocol.errors import error_response
 from forerun.server.protocol.messages_api import MessageEvents, MessagesBody
 from forerun.server.protocol.requests import (
@@ -36,7 +36,7 @@ from forerun.server.service import Service
 T = TypeVar("T")
 _WITH_DONE = (CHAT_URL, COMPLETIONS_URL)
 
-BODIES: Mapping[str, type[GenerationBody]] = {
+BODIES: Mapping[str, type[ChatBody] | type[CompletionBody] | type[ResponseBody] | type[MessagesBody]] = {
     CHAT_URL: ChatBody,
     COMPLETIONS_URL: CompletionBody,
     RESPONSES_URL: ResponseBody,
@@ -60,11 +60,7 @@ async def answer(service: Service, url: str, request: Request) -> Response:
     target, kept = service.llm.target, service.kept[request.state.tenant]
 
     def read(content: bytes) -> CompletionRequest:
-        body: Any = validated(BODIES[url], content)
-        if isinstance(body, ResponseBody):
-            body.resume(kept)
-        made: CompletionRequest = body.request(target.context_length, target.recommended_sampling)
-        return made
+        return validated(BODIES[url], content).request(target.context_length, target.recommended_sampling, kept)
 
     completion = await service.parsed(request, read)
     service.check_model(completion.model)

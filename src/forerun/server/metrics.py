@@ -106,7 +106,7 @@ class HTTPMetrics:
         self.disconnected = partial(disconnects, 1)
 
 
-_COUNTERS = {
+_COUNTERS: dict[str, tuple[str, ...]] = {
     "vllm:prompt_tokens": ("Tokens of prompts.",),
     "vllm:generation_tokens": ("Tokens generated.",),
     "vllm:prefix_cache_queries": ("Prompt tokens looked for in the cache.",),
@@ -183,15 +183,17 @@ class Metrics(HTTPMetrics):
             "vllm:spec_decode_num_draft_tokens": stats.num_draft_tokens,
             "vllm:spec_decode_num_accepted_tokens": stats.num_accepted_tokens,
         }
+        by_label: dict[str, Mapping[Any, int]] = {
+            "vllm:request_success": {finish_reason or "error": 1},
+            "vllm:spec_decode_num_accepted_tokens_per_pos": dict(enumerate(stats.accepted_per_position)),
+            "forerun:decisions": stats.decisions,
+            "forerun:drafter_draft_tokens": {name: each.num_draft_tokens for name, each in stats.sources.items()},
+            "forerun:drafter_accepted_tokens": {name: each.num_accepted_tokens for name, each in stats.sources.items()},
+        }
         for name, duration in durations.items():
             self._observe[name](duration)
         for name, count in counts.items():
             self._add[name](count)
-        self._add["vllm:request_success"](1, finished_reason=finish_reason or "error")
-        for position, count in enumerate(stats.accepted_per_position):
-            self._add["vllm:spec_decode_num_accepted_tokens_per_pos"](count, position=str(position))
-        for decision, count in stats.decisions.items():
-            self._add["forerun:decisions"](count, decision=decision)
-        for drafter, source in stats.sources.items():
-            self._add["forerun:drafter_draft_tokens"](source.num_draft_tokens, drafter=drafter)
-            self._add["forerun:drafter_accepted_tokens"](source.num_accepted_tokens, drafter=drafter)
+        for name, labelled in by_label.items():
+            for label, count in labelled.items():
+                self._add[name](count, **{_COUNTERS[name][1]: str(label)})

@@ -13,6 +13,11 @@ from zlib import crc32
 from forerun.engine.results import StepOutput, StreamChunk
 from forerun.errors import ReplicaError
 
+_OTHER_TOKENS = (
+    "The replica that computed the stream has ended, and another one has come to other tokens: without a seed they "
+    "are drawn anew. Send the request again, with a seed if its streams are to go on."
+)
+
 
 class Sent(NamedTuple):
     """What has been sent of one choice.
@@ -83,15 +88,15 @@ class Replay:
         if before is None:
             yield output, True
         elif before.num_tokens and not self._repeatable:
-            raise _other_tokens()
+            raise ReplicaError(_OTHER_TOKENS)
         elif before.ended or after.num_tokens < before.num_tokens:
             if after.ended and after != before:
-                raise _other_tokens()
+                raise ReplicaError(_OTHER_TOKENS)
             yield output, False
         else:
             sent, new = _divide(output, before.num_tokens - now.num_tokens, before.num_characters - now.num_characters)
             if now.after(sent.chunk) != before:
-                raise _other_tokens()
+                raise ReplicaError(_OTHER_TOKENS)
             del self._before[index]
             yield sent, False
             yield new, True
@@ -110,10 +115,3 @@ def _divide(output: StepOutput, tokens: int, characters: int) -> tuple[StepOutpu
     rest = part(slice(tokens, None), chunk.text[characters:], max(chunk.num_accepted_draft - tokens, 0))
     sent = replace(first, finish_reason=None, stats=None)
     return replace(output, chunk=sent, choice=None, prompt_logprobs=None), replace(output, chunk=rest)
-
-
-def _other_tokens() -> ReplicaError:
-    return ReplicaError(
-        "The replica that computed the stream has ended, and another one has come to other tokens: without a seed they "
-        "are drawn anew. Send the request again, with a seed if its streams are to go on."
-    )

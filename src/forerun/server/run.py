@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import signal
 import socket
 import time
@@ -54,8 +55,6 @@ class FreedMemory:
         await asyncio.to_thread(self._trim, 0)
 
 
-_TICK = 0.05
-"""Seconds between two looks at whether all requests have ended."""
 _log = logging.getLogger(LOGGER)
 
 
@@ -72,43 +71,30 @@ class DrainingServer(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, middleware: RequestMiddleware, drain_timeout: float, model: str) -> None:
         super().__init__(config)
         self._middleware, self._drain_timeout, self._model = middleware, drain_timeout, model
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._draining: asyncio.Task[None] | None = None
+        self._signal, self._end = "", math.inf
         self._freed_memory = FreedMemory()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        self._loop = asyncio.get_running_loop()
         await super().startup(sockets)
         for server in self.servers if self.started else ():
             for each in server.sockets:  # only now do they take connections
                 _log.info({"event": "ready", "url": url_of(*each.getsockname()[:2]), "model": self._model})
 
-    async def on_tick(self, counter: int) -> bool:
-        await self._freed_memory.tick(self._middleware.num_active)
-        return await super().on_tick(counter)
-
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        if self._middleware.draining or self._loop is None:
-            self.should_exit = True
-            self.force_exit = self._middleware.draining
-            return
-        self._loop.call_soon_threadsafe(self.drain, signal.Signals(sig).name)
+        self.should_exit = self.force_exit = self._middleware.draining
+        self._middleware.draining, self._signal = True, signal.Signals(sig).name
 
-    def drain(self, why: str) -> None:
-        """Refuse new requests, and end when the active ones have ended."""
-        if self._draining is None:
-            self._middleware.draining = True
-            _log.info({"event": "draining", "signal": why, "requests": self._middleware.num_active})
-            self._draining = asyncio.create_task(self._end())
-
-    async def _end(self) -> None:
-        end = asyncio.get_running_loop().time() + self._drain_timeout
-        while self._middleware.num_active and asyncio.get_running_loop().time() < end:
-            await asyncio.sleep(_TICK)
-        if self._middleware.num_active:
-            _log.warning({"event": "cut", "requests": self._middleware.num_active})
+    async def on_tick(self, counter: int) -> bool:
+        num_active, now = self._middleware.num_active, time.monotonic()
+        await self._freed_memory.tick(num_active)
+        if self._signal and self._end == math.inf:  # here, since a signal may come while a line is written
+            self._end = now + self._drain_timeout
+            _log.info({"event": "draining", "signal": self._signal, "requests": num_active})
+        if num_active and now >= self._end:
+            _log.warning({"event": "cut", "requests": num_active})
             self.force_exit = True
-        self.should_exit = True
+        self.should_exit |= self.force_exit or (self._end < math.inf and not num_active)
+        return await super().on_tick(counter)
 
 
 def make_server(service: Service) -> DrainingServer:

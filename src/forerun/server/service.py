@@ -7,7 +7,7 @@ import logging
 import time
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence as Seq
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from functools import partial
 from importlib.util import find_spec
@@ -15,7 +15,6 @@ from typing import Any, TypeVar
 
 from starlette.requests import Request
 
-from forerun.chat.forced_calls import check_calls
 from forerun.chat.response_format import read_format
 from forerun.engine import LLM, AsyncLLM, StepOutput
 from forerun.engine.sequence import Request as PromptRequest
@@ -188,14 +187,11 @@ class Service:
 
     def limits(self) -> Mapping[str, str]:
         """Return what this server cannot do -> the reason."""
-        llm, calls = self.llm, False
-        with suppress(RequestBodyError):
-            check_calls(self.texts.response_format(has_tools=True), llm.tokenizer, "tools")
-            calls = True
+        llm = self.llm
         reasons = {
             "text": llm.tokenizer is None and "the model has no tokenizer: prompts are token ids",
             "chat": not getattr(llm.tokenizer, "chat_template", None) and "the model has no chat template",
-            "tools": not calls and "the chat template does not carry them in the known format",
+            "tools": not self.texts.carry_calls and "the chat template does not carry them in the known format",
             "response_format": find_spec("llguidance") is None and "only text: llguidance is not installed",
             "exactness": not llm.exact and f"speculation may change the text: {llm.target.exactness.reason}",
             "speculation": llm.drafter is None and "there is no drafter",

@@ -104,6 +104,22 @@ def test_what_is_no_call_is_text(text: str) -> None:
     assert message.content.endswith("\nWell.") and read(case, case.text)[1] == message
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("lfm2", '<|tool_call_start|>[weather(city="\\ud800")]<|tool_call_end|>'),
+        ("mistral, a list", '[TOOL_CALLS][{"name": "weather", "arguments": {"city": "\\ud800"}}]'),
+        ("hermes", '<tool_call>{"name": "weather", "arguments": {"city": "\\ud800"}}</tool_call>'),
+    ],
+)
+def test_half_a_character_is_no_argument(name: str, text: str) -> None:
+    """No answer can hold it: UTF-8 does not have it."""
+    case = CASES[name]
+    for pieces in ([text], text):
+        _, message = read(case._replace(prompt=""), pieces)
+        assert not message.tool_calls and "ud800" in (message.content or "")
+
+
 def test_a_line_break_in_a_string_costs_one_call_alone() -> None:
     broken = '<tool_call>{"name": "weather", "arguments": {"city": "a\nb"}}</tool_call>'
     text = broken + '<tool_call>{"name": "now", "arguments": {}}</tool_call>'

@@ -18,6 +18,7 @@ from family_answers import CALLS, CASES, TOOLS, Case
 from forerun import LLM
 from forerun.engine.text import Detokenizer, TokenTexts
 from forerun.errors import ConfigError
+from forerun.server.kept_responses import KeptResponses
 from forerun.server.protocol.bodies import validated
 from forerun.server.protocol.responses_api import ResponseBody
 from serving import LIMIT, NAME, serving
@@ -182,7 +183,7 @@ def test_turns_of_responses_are_messages_of_a_chat() -> None:
         {**call, "call_id": "2"},
         {"type": "function_call_output", "call_id": "1", "output": [{"type": "input_text", "text": "dry"}]},
     ]
-    request = validated(ResponseBody, {"input": turns}).request(4096, {})
+    request = validated(ResponseBody, {"input": turns}).request(4096, {}, KeptResponses(0, 0))
     function = {"name": "weather", "arguments": {"city": "Rome"}}
     calls = [{"id": each, "type": "function", "function": function} for each in ("1", "2")]
     assert request.prompts == [

@@ -7,6 +7,7 @@ import asyncio.selector_events
 import json
 import logging
 import re
+import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -212,8 +213,7 @@ def test_the_drain_lets_the_rest_finish() -> None:
     with running() as (served, http), held(served) as release:
         waiting = raw_post(served, {**SHORT, "stream": True})
         until(lambda: served.service.num_choices == 1)
-        assert served.server._loop is not None
-        served.server._loop.call_soon_threadsafe(served.server.drain, "SIGTERM")
+        served.server.handle_exit(signal.SIGTERM, None)
         until(lambda: http.get("/health").status_code == 503)
         refused = http.post(COMPLETIONS, json=SHORT)
         assert refused.status_code == 503 and refused.json()["error"]["type"] == "server_error"
@@ -226,13 +226,14 @@ def test_the_drain_lets_the_rest_finish() -> None:
         waiting.close()
 
 
-def test_the_drain_has_an_end() -> None:
-    with running(drain_timeout=0.05) as (served, _), held(served) as release:
+@pytest.mark.parametrize(("drain_timeout", "num_signals"), [(0.05, 1), (LIMIT, 2)])
+def test_the_drain_has_an_end(drain_timeout: float, num_signals: int) -> None:
+    with running(drain_timeout=drain_timeout) as (served, _), held(served) as release:
         connection = raw_post(served, SHORT)
         until(lambda: served.service.num_choices == 1)
-        assert served.server._loop is not None
-        served.server._loop.call_soon_threadsafe(served.server.drain, "SIGTERM")
-        until(lambda: served.server.force_exit)
+        for _ in range(num_signals):
+            served.server.handle_exit(signal.SIGTERM, None)
+        until(lambda: served.server.force_exit and served.server.should_exit)
         release()
         connection.close()
 

@@ -295,8 +295,7 @@ def test_what_a_kept_response_counts_for() -> None:
     kept, name = KeptResponses(10_000, 9), None
     for turn in range(4):
         body = validated(ResponseBody, {"input": "hello", "instructions": "a" * 2000, "previous_response_id": name})
-        body.resume(kept)
-        keep = body.request(4096, {}).keep
+        keep = body.request(4096, {}, kept).keep
         assert keep is not None
         name = f"resp_{turn}"
         keep({"id": name, "instructions": "a" * 2000, "output": [{"role": "assistant", "content": "so"}]})

@@ -112,7 +112,7 @@ class MessagesBody(GenerationBody):
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
 
-    def request(self, context_length: int, own: Mapping[str, Any]) -> CompletionRequest:
+    def request(self, context_length: int, own: Mapping[str, Any], kept: object = None) -> CompletionRequest:
         """Return the request; arguments as of `ChatBody`. Raises RequestBodyError."""
         if self.max_tokens is None:
             raise RequestBodyError("max_tokens is missing. Give the most tokens of the answer.", param="max_tokens")

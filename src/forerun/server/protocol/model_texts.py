@@ -7,7 +7,7 @@ from contextlib import suppress
 from functools import cached_property
 from typing import Any
 
-from forerun.chat.response_format import ResponseFormat, find_format
+from forerun.chat.response_format import CALL, ResponseFormat, find_format
 from forerun.engine.chat_template import check_template
 from forerun.engine.text import Detokenizer, TokenTexts
 from forerun.errors import PromptError
@@ -71,6 +71,12 @@ class ModelTexts:
                 found = find_format(template, getattr(self.tokenizer, "response_template", None))
             self._formats[has_tools] = found
         return self._formats[has_tools]
+
+    @property
+    def carry_calls(self) -> bool:
+        """Return whether the chat template carries tools, and calls in a known format."""
+        form, template = self.response_format(has_tools=True), getattr(self.tokenizer, "chat_template", None)
+        return form is not None and "tools" in str(template) and any(region.kind == CALL for region in form.regions)
 
     def marks(self, form: ResponseFormat | None) -> dict[int, str]:
         """Return id -> text of the special tokens that an answer's text must show to be parsed."""

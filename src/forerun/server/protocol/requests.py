@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, WrapValidator
 from typing_extensions import TypedDict
 
-from forerun.chat.forced_calls import Forced, check_calls
+from forerun.chat.forced_calls import Forced
 from forerun.chat.response_format import REASONING, ResponseFormat
 from forerun.chat.response_parser import ResponseParser
 from forerun.config import MAX_TOP_LOGPROBS, SamplingParams
@@ -109,13 +109,18 @@ class CompletionRequest:
         options = {**self.template_options, **({"tools": [*self.tools]} if self.tools else {})}
         form = self.response_format(texts)
         chat: Any = () if self.url == COMPLETIONS_URL else self.prompts[0]
-        if self.tools or any(message.get("tool_calls") or message.get("role") == "tool" for message in chat):
-            known = texts.response_format(has_tools=True)
-            check_calls(known, llm.tokenizer, "tools" if self.tools else self.prompt_field)
+        has_calls = self.tools or any(message.get("tool_calls") or message.get("role") == "tool" for message in chat)
+        if has_calls and not texts.carry_calls:
+            param = "tools" if self.tools else self.prompt_field
+            raise RequestBodyError(
+                f"{param} cannot be used with this model: its chat template does not carry tools, or calls in a format "
+                "that is not known. Leave it out, take a model that was made for tools, or give its response template.",
+                param,
+            )
         prompts, params = self.prompts, self.params
         try:
             if self.forced is not None:
-                assert form is not None  # `check_calls` has seen it
+                assert form is not None  # it carries calls
                 limit = llm.target.context_length
                 ids = encode(prompts[0], llm.tokenizer, llm.target.name, options, context_length=limit)
                 thinks = ResponseParser(form, texts.prompt_end(ids), self.tools, "").kind == REASONING
@@ -238,12 +243,13 @@ class ChatBody(CompletionOptions):
     )
     parallel_tool_calls: bool | None = None
 
-    def request(self, context_length: int, own: Mapping[str, Any]) -> CompletionRequest:
+    def request(self, context_length: int, own: Mapping[str, Any], kept: object = None) -> CompletionRequest:
         """Return the request. Raises RequestBodyError.
 
         Args:
             context_length: of the target.
             own: the options of sampling that the model recommends, for what the body leaves out.
+            kept: responses that are kept, which are no matter of this form.
         """
         if self.max_tokens and self.max_completion_tokens and self.max_tokens != self.max_completion_tokens:
             raise RequestBodyError(
@@ -281,7 +287,12 @@ def with_effort(options: Mapping[str, Any] | None, effort: str | None) -> dict[s
 class CompletionBody(CompletionOptions):
     """The body of a completion."""
 
-    prompt: str | Strings | TokenIds | Annotated[list[TokenIds], Field(fail_fast=True)] = Field(
+    prompt: (
+        str
+        | Annotated[Strings, Field(min_length=1)]
+        | Annotated[TokenIds, Field(min_length=1)]
+        | Annotated[list[TokenIds], Field(fail_fast=True, min_length=1)]
+    ) = Field(
         description="a string, a list of strings, a list of token ids or a list of such lists, and not empty",
         union_mode="left_to_right",
     )
@@ -291,7 +302,7 @@ class CompletionBody(CompletionOptions):
         None, description=f"a whole number in 0..{MAX_TOP_LOGPROBS}: how many of the most probable tokens to list"
     )
 
-    def request(self, context_length: int, own: Mapping[str, Any]) -> CompletionRequest:
+    def request(self, context_length: int, own: Mapping[str, Any], kept: object = None) -> CompletionRequest:
         """Return the request; arguments as of `ChatBody`. Raises RequestBodyError."""
         echoed = self.echo and self.logprobs is not None
         if self.stream and echoed:
@@ -309,8 +320,6 @@ class CompletionBody(CompletionOptions):
         if self.best_of not in (None, params.n):
             raise RequestBodyError("best_of is not supported, other than equal to n. Leave it out.", param="best_of")
         prompts: Any = self.prompt
-        if prompts == []:
-            raise RequestBodyError("prompt is an empty list, but must hold something. Correct it.", param="prompt")
         alone = isinstance(prompts, str) or isinstance(prompts[0], int)
         return CompletionRequest(
             COMPLETIONS_URL,

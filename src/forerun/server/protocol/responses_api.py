@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence as Seq
+from collections.abc import Iterator, Mapping, Sequence as Seq
 from functools import partial
 from itertools import chain
 from typing import Annotated, Any, Literal, NotRequired
 
-from pydantic import Field, PrivateAttr
+from pydantic import Field
 from typing_extensions import TypedDict
 
 from forerun.chat.forced_calls import Forced, chat_tools
@@ -150,23 +150,17 @@ class ResponseBody(GenerationBody):
     parallel_tool_calls: bool | None = None
     previous_response_id: str | None = None
     store: bool | None = None
-    _keep: Callable[[dict[str, Any]], None] | None = PrivateAttr(None)
 
-    def resume(self, kept: KeptResponses) -> None:
-        """Go on from the response before, and have the answer kept. Raises RequestBodyError if that is not kept."""
-        name, given = self.previous_response_id, self._items()
+    def request(self, context_length: int, own: Mapping[str, Any], kept: KeptResponses) -> CompletionRequest:
+        """Return the request; arguments as of `ChatBody`. Raises RequestBodyError.
+
+        kept: responses on which this one may follow, and where it is kept.
+        """
+        name, given = self.previous_response_id, self.input
+        given = [{"role": "user", "content": given}] if isinstance(given, str) else given
         before = KeptResponse() if name is None else kept.find(name, "previous_response_id")
         items: list[Any] = [*before.input, *before.output, *given]
-        self.input = items
-        if self.store is not False:
-            self._keep = partial(kept.keep, items, before.item_bytes + len(json.dumps(given)))
-
-    def _items(self) -> list[Any]:
-        """Return the items of the conversation."""
-        return [{"role": "user", "content": self.input}] if isinstance(self.input, str) else self.input
-
-    def request(self, context_length: int, own: Mapping[str, Any]) -> CompletionRequest:
-        """Return the request; arguments as of `ChatBody`. Raises RequestBodyError."""
+        keep = partial(kept.keep, items, before.item_bytes + len(json.dumps(given)))
         if self.n is not None:
             raise RequestBodyError("n is not supported: a response is one answer. Leave it out.", param="n")
         if self.top_logprobs and not self.include:
@@ -177,11 +171,11 @@ class ResponseBody(GenerationBody):
             logprobs=(self.top_logprobs or 0) if self.include else None,
             grammar=grammar_of({"text": None if self.text is None else self.text.format}),
         )
-        messages = [with_read_calls(message, "input") for message in _chat(self._items())]
+        messages = [with_read_calls(message, "input") for message in _chat(items)]
         if self.instructions is not None:
             messages = [{"role": "system", "content": self.instructions}, *messages]
         choice, tools = self.tool_choice, () if self.tool_choice == "none" else chat_tools(self.tools)
-        name = choice.name if isinstance(choice, ChosenTool) else None
+        tool = choice.name if isinstance(choice, ChosenTool) else None
         return CompletionRequest(
             RESPONSES_URL,
             self.model,
@@ -191,10 +185,10 @@ class ResponseBody(GenerationBody):
             stream=bool(self.stream),
             template_options=with_effort(self.chat_template_kwargs, self.reasoning.effort if self.reasoning else None),
             repeated=self._repeated(),
-            keep=self._keep,
+            keep=None if self.store is False else keep,
             tools=tools,
             one_call=self.parallel_tool_calls is False,
-            forced=Forced.by(choice if isinstance(choice, str) else None, name, tools, params.grammar),
+            forced=Forced.by(choice if isinstance(choice, str) else None, tool, tools, params.grammar),
         )
 
     def _repeated(self) -> dict[str, Any]:
@@ -203,7 +197,7 @@ class ResponseBody(GenerationBody):
         found = {name: given.get(name) for name in _ECHOED} | {
             "max_output_tokens": self.max_output_tokens,
             "previous_response_id": self.previous_response_id,
-            "store": self._keep is not None,
+            "store": self.store is not False,
         }
         if self.text is not None and self.text.format is not None:
             found["text"] = self.text.model_dump(by_alias=True, exclude_unset=True)

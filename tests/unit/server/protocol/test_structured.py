@@ -8,6 +8,7 @@ import pytest
 
 from forerun import Grammar, GrammarDeadEndError, GrammarError
 from forerun.errors import RequestBodyError
+from forerun.server.kept_responses import KeptResponses
 from forerun.server.protocol.bodies import validated
 from forerun.server.protocol.errors import error_response
 from forerun.server.protocol.requests import CHAT_URL, COMPLETIONS_URL, CompletionRequest, parse_body
@@ -25,7 +26,7 @@ def grammar(**fields: Any) -> Grammar | None:
 
 
 def parse_response(body: Any, context_length: int) -> CompletionRequest:
-    return validated(ResponseBody, body).request(context_length, {})
+    return validated(ResponseBody, body).request(context_length, {}, KeptResponses(0, 0))
 
 
 def test_forms() -> None:
