@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -19,8 +18,6 @@ Invoke = Callable[..., Result]
 def invoke(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Invoke:
     """Run the command as a shell would, wide enough that help is not cut; what has no flag is put into a file."""
     monkeypatch.setenv("COLUMNS", "200")
-    root = logging.getLogger()  # a server's log would go to the runner's stream, which ends with the command
-    monkeypatch.setattr(root, "handlers", [*root.handlers])
 
     def run(*arguments: str, **settings: Any) -> Result:
         file = tmp_path_factory.mktemp("keys") / "keys.toml"

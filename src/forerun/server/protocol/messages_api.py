@@ -105,6 +105,7 @@ class MessagesBody(GenerationBody):
         "tool_result: only text is read, no images or documents"
     )
     system: str | TextParts | None = Field(None, description="a text, or a list of blocks of text")
+    n: None = Field(None, description="left out, since there is one answer")
     max_tokens: Count | None = None
     stop_sequences: Strings | None = None
     tools: Annotated[list[FunctionTool], Field(fail_fast=True)] | None = None
@@ -116,8 +117,6 @@ class MessagesBody(GenerationBody):
         """Return the request; arguments as of `ChatBody`. Raises RequestBodyError."""
         if self.max_tokens is None:
             raise RequestBodyError("max_tokens is missing. Give the most tokens of the answer.", param="max_tokens")
-        if self.n is not None:
-            raise RequestBodyError("n is not supported: there is one answer. Leave it out.", param="n")
         stops = {"stop": self.stop_sequences} if self.stop_sequences else {}
         grammar = grammar_of({"output_config": None if self.output_config is None else self.output_config.format})
         params = self.params(own, max_tokens=min(self.max_tokens, context_length), grammar=grammar, **stops)

@@ -137,6 +137,7 @@ class ResponseBody(GenerationBody):
         description="a text, or a list of messages of text, calls, their outputs and reasoning that is not empty"
     )
     instructions: str | None = None
+    n: None = Field(None, description="left out, since there is one answer")
     max_output_tokens: Count | None = None
     include: list[Literal["message.output_text.logprobs"]] | None = None
     top_logprobs: TopLogprobs | None = None
@@ -161,8 +162,6 @@ class ResponseBody(GenerationBody):
         before = KeptResponse() if name is None else kept.find(name, "previous_response_id")
         items: list[Any] = [*before.input, *before.output, *given]
         keep = partial(kept.keep, items, before.item_bytes + len(json.dumps(given)))
-        if self.n is not None:
-            raise RequestBodyError("n is not supported: a response is one answer. Leave it out.", param="n")
         if self.top_logprobs and not self.include:
             raise RequestBodyError("top_logprobs needs include to hold its only value.", param="top_logprobs")
         params = self.params(
