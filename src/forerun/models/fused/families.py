@@ -158,7 +158,8 @@ def refusal(config: Any) -> str | None:
     for own, each in ((own, spec.within(own)) for own in spec.layers):
         shape = each.head_dim % 2, each.cached_widths[0] % 2, each.rotated % 2
         heads = each.num_kv_heads, *each.cached_widths
-        if any(shape) or each.num_heads % max(1, each.num_kv_heads) or heads != alike.setdefault(own.window or None, heads):
+        is_other = heads != alike.setdefault(own.window or None, heads)
+        if any(shape) or is_other or each.num_heads % max(1, each.num_kv_heads):
             return f"{each.num_heads} query heads and {each.num_kv_heads} key heads of width {each.head_dim}"
     if not spec.activation:
         return f"activation {activation_of(config)!r}"
