@@ -137,6 +137,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("gemma4_text", {"use_double_wide_mlp": True}, "feed-forward layers of several widths"),
     ("gemma4_text", {"num_kv_shared_layers": 3}, "its values describe no gemma4_text"),
     ("gemma4_text", {"per_layer_config": {0: {"intermediate_size": 96}}}, "layers that differ in intermediate_size"),
+    ("gemma4_text", {"sliding_window": 0}, "4 query heads and 1 key heads of width 20"),
     ("gemma4_text", {"global_head_dim": 21}, "4 query heads and 1 key heads of width 21"),
     ("glm", {"rope_parameters": PROPORTIONAL["full_attention"]}, "a rotation of 1.0 of each head"),
     ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx=True"),

@@ -88,9 +88,11 @@ def take_apart(spec: DecoderSpec, layer: nn.Module, path: str = "") -> None:
     experts = spec.experts
     assert experts is not None
     router = layer.get_submodule(experts.router)
-    for name, each in router.named_parameters(recurse=False):
+    numbers = [(f"{experts.router}.{name}", each) for name, each in router.named_parameters(recurse=False)]
+    numbers += [(name, at_path(layer, name)) for name in (experts.router_norm, experts.share_scales) if name]
+    for name, each in numbers:
         if each.device.type != "meta" and not each.isfinite().all():
-            raise ModelLoadError(f"{path}.{experts.router}.{name} holds NaN or infinity. Save the model anew.")
+            raise ModelLoadError(f"{path}.{name} holds NaN or infinity. Save the model anew.")
     module = layer.get_submodule(experts.stacked)
     stacks = {f"{experts.stacked}.{name}": each.detach() for name, each in module.named_parameters(recurse=False)}
     if not stacks:  # they are apart

@@ -154,9 +154,12 @@ def refusal(config: Any) -> str | None:
         width = spec.head_dim if spec.latent is None else spec.rotated
         if kind != "default" and int(width * share) != spec.rotated:  # Llama's default type does not read it
             return f"a rotation of {share} of each head"
-    for each in map(spec.within, spec.layers):
+    alike: dict[int | None, tuple[int, ...]] = {}  # by window: the native kernels prepare both kinds once
+    for own, each in ((own, spec.within(own)) for own in spec.layers):
         shape = each.head_dim % 2, each.cached_widths[0] % 2, each.rotated % 2
-        if any(shape) or each.num_heads % max(1, each.num_kv_heads):
+        heads = each.num_kv_heads, *each.cached_widths
+        is_other = heads != alike.setdefault(own.window or None, heads)
+        if any(shape) or is_other or each.num_heads % max(1, each.num_kv_heads):
             return f"{each.num_heads} query heads and {each.num_kv_heads} key heads of width {each.head_dim}"
     if not spec.activation:
         return f"activation {activation_of(config)!r}"

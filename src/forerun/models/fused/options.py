@@ -29,9 +29,14 @@ NO_ROTATION = {"rope_type": "default", "rope_theta": 10000.0}
 """Of a configuration without rotations, of which no layer has any."""
 
 
+def of_first_layer(config: Any) -> Any:
+    """Return the configuration of the first layer where layers differ, else the configuration itself."""
+    return config.per_layer_config[0] if getattr(config, "per_layer_attributes", None) else config
+
+
 def head_shape(config: Any) -> tuple[int, int, int]:
     """Return the query heads, the key heads, and the width of a head; where layers differ, of the first."""
-    config = config.per_layer_config[0] if getattr(config, "per_layer_attributes", None) else config
+    config = of_first_layer(config)
     heads: int = config.num_attention_heads
     width: int = getattr(config, "head_dim", None) or config.hidden_size // max(1, heads)
     return heads, getattr(config, "num_key_value_heads", None) or heads, width

@@ -236,7 +236,8 @@ class DecoderSpec:
         is_dense = layer.feeds and not layer.has_experts
         found += [role for role in ROLES if (is_dense if role in FEED else layer.attends)]
         found += SHARED if layer.has_experts else ()
-        return [role for role in found if role in self.within(layer).modules]
+        modules = self.within(layer).modules
+        return [role for role in found if role in modules]
 
     def expert_paths(self, layer: LayerSpec) -> list[str]:
         """Return the modules of a layer's experts, those of one after those of another."""
