@@ -6,8 +6,8 @@ import pytest
 
 import structure
 
-MOST_STATEMENTS = 40_285
-MOST_CORE_STATEMENTS = 30_455
+MOST_STATEMENTS = 40_295
+MOST_CORE_STATEMENTS = 30_465
 MOST_FILES = 432
 """These are raised on purpose, with a reason in the commit, where a feature pays for its room."""
 
