@@ -40,6 +40,9 @@ TRIAL_SHARE = 0.005
 """Share of the time that trials may cost."""
 SLEEPS, WAKES = 8, 2
 """Steps without a draft after which the drafter sleeps, and steps before the next trial at which it wakes."""
+HOPED = 0.9
+"""Acceptance of every token with which drafts for several sequences must pay, so that it is weighed which: their real
+acceptance is lower almost always, and is forgotten where nothing is drafted."""
 WHOLE_STEPS = 12
 """Steps of a trial of a drafter whose drafts have a fixed length: one step's window makes the drafts of later ones."""
 
@@ -150,8 +153,12 @@ class DraftChooser:
             return [0] * batch
         places = self.places
         draft = self.costs.draft(batch, places).tolist()
-        _, tokens, seconds = best_cut(found or [()] * batch, prices)
+        kept, tokens, seconds = best_cut(found or [()] * batch, prices)
         self.plain = tokens / (seconds + draft[0])
+        if batch > 1 and self._most_of_many(sequences, tokens, prices[sum(kept) :], draft) <= BEGINS * self.plain:
+            self.rate, self.min_acceptance_prob = self.plain, 0.0
+            self._due = max(self._due, self._since + FIRST_WAIT)
+            return [0] * batch
         gains, there = zip(*(self._expect(sequence, places) for sequence in sequences), strict=True)
         worth = [sum(each) for each in found or [()] * batch]
         free = [value >= sum(each) for value, each in zip(worth, gains, strict=True)] if found else [False] * batch
@@ -266,6 +273,19 @@ class DraftChooser:
         some = range(most + 1) if self.fixed_length is None else (0, *[most] * (most >= self.fixed_length))
         best = max(some, key=lambda k: tokens[k] / seconds[k])
         return [best], tokens[best] / seconds[best]
+
+    def _most_of_many(self, sequences: Seq[Sequence], tokens: float, prices: Prices, draft: list[float]) -> float:
+        """Return the rate of several sequences if all drafts came true as often as the best, or HOPED.
+
+        Args:
+            tokens: expected without them. prices: from there on.
+        """
+        batch, rows = len(sequences), np.arange(1, len(prices))
+        prob = max(HOPED, *(self._expect(sequence, 1)[0][0] for sequence in sequences))
+        depth, asked = np.minimum((rows - 1) // batch + 1, len(draft) - 1), np.minimum(rows, batch)
+        cost = draft[0] + (np.array(draft)[depth] - draft[0]) * (asked / batch) ** self.costs.growth
+        rates = (tokens + np.cumsum(prob**depth)) / (np.array(prices[1:]) + cost)
+        return float(rates.max(initial=0.0))
 
     def _best_of_many(
         self,

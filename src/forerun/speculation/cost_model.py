@@ -23,7 +23,7 @@ COST_CLIP = 3.0
 COST_SLOPE = 0.02
 """Prior cost of each further row, as a share of the forward's cost, while only one row count was seen."""
 COST_OPTIMISM = 0.97
-"""Factor on the estimated costs of counts never seen, so that they are tried."""
+"""Factor on what counts beyond the largest seen are estimated to cost more than it, so that they are tried."""
 COST_TOLERANCE = 0.01
 """Relative change of a mean from which the table is computed again."""
 
@@ -32,8 +32,8 @@ class Curve:
     """The cost as a function of a whole number: rows of a forward, or nodes requested of a drafter.
 
     Each count seen has a mean of its own, so that steps (kernels that pad) show; between them the shape is
-    interpolated, and beyond them it continues the weighted regression line through all of them. Counts never seen are
-    estimated a little lower than that, so that they are tried. The estimate never falls as the count rises.
+    interpolated, and beyond them it continues the weighted regression line through all of them, a little lower, so that larger counts
+    are tried. The estimate never falls as the count rises.
     Observations are clipped, and earlier ones lose weight.
 
     Args:
@@ -66,6 +66,11 @@ class Curve:
         """Return the largest count seen; 0 if none."""
         return max(self._means, default=0)
 
+    @property
+    def num_counts(self) -> int:
+        """Return how many counts were seen."""
+        return len(self._means)
+
     def weight(self, count: int) -> float:
         """Return the weight of the observations of this count."""
         return self._weights.get(min(count, self._size - 1), 0.0)
@@ -93,7 +98,7 @@ class Curve:
         """Return [most or more] seconds by count, up to `size`; all if None. Read only."""
         most = self._size if most is None else min(most, self._size)
         form = None
-        if self._shape is not None and len(self._shape._means) > 1:
+        if self._shape is not None and self._shape.num_counts > 1:
             form = self._shape.table(max(most, min(self._size, self.largest + 2)))
         if self._stale or len(self._table) < most or form is not self._form:
             base = self._line(min(self._size, max(most, self.largest + 2))) if form is None else form
@@ -147,9 +152,8 @@ class Curve:
             ratios = np.clip(ratios, (1 - COST_SURPRISE) * middle, (1 + COST_SURPRISE) * middle)
         table = base * np.interp(np.arange(most), points, ratios)
         if not lowered:
-            seen = table[points]
-            table *= COST_OPTIMISM
-            table[points] = seen
+            last = table[points[-1]]
+            table[points[-1] + 1 :] = last + COST_OPTIMISM * (table[points[-1] + 1 :] - last)
         # halfway between the smallest rising table above it and the largest below it
         rising = np.maximum.accumulate(table)
         smooth: Table = (rising + np.minimum.accumulate(table[::-1])[::-1]) / 2
@@ -188,6 +192,8 @@ COST_TRUSTED = 4.0
 """Observations of a row count before its steps move the pace."""
 FIRST_SHARE = 0.25
 """Weight of a draft before which the drafter computed with earlier tokens."""
+SHAPE_BATCH = 4
+"""Most sequences whose steps tell what further rows cost any number: each sequence has a cost beside its rows."""
 COST_GROWTH = 0.5
 """Power of the number of sequences with which drafting is taken to grow while only one number was seen."""
 
@@ -199,8 +205,8 @@ class CostModel:
     and the machine's speed changes. Context has a slope, and the machine a pace, by which every observation
     is divided before it is learned.
 
-    A batch has a curve over rows of its own, in the shape of all batches' together wherever it was not measured: what
-    further rows cost at one batch size is known at every other. Drafting grows with a power of the number of
+    A batch has a curve over rows of its own, in the shape of few sequences' wherever it was not measured: what further
+    rows cost at one batch size is known at every other. Drafting grows with a power of the number of
     sequences, taken from two numbers that were seen.
 
     In a mixture of experts, rows cost by the experts that they are given to. Rows of any tokens are timed, and the
@@ -210,7 +216,7 @@ class CostModel:
 
     def __init__(self) -> None:
         self._target: dict[tuple[str, int], Curve] = {}
-        self._shapes: dict[str, Curve] = {}  # by kind, of all batches together
+        self._shapes: dict[str, Curve] = {}  # by kind, of few sequences
         self._draft: defaultdict[int, Curve] = defaultdict(partial(Curve, MAX_NUM_DRAFT_TOKENS + 1, flat=False))
         self._idle = Curve(1)
         self._follow = (0.0, 0.0)  # seconds and tokens, of which earlier ones have lost weight
@@ -314,7 +320,9 @@ class CostModel:
         paced = seconds / self._pace
         seconds = max(paced - self._slope.value * distance - self._expert.value * more, paced / 4)
         curve.add(rows, seconds, share)
-        self._shapes[kind].add(rows, seconds, share)
+        shape = self._shapes[kind]
+        if batch <= SHAPE_BATCH or shape.num_counts < 2:
+            shape.add(rows, seconds, share)
 
     def add_experts(self, rows: int, count: float) -> None:
         """Add the experts that so many rows read while they were timed."""
@@ -454,8 +462,9 @@ def bucket(batch: int) -> int:
 
 
 def rounded(rows: int) -> int:
-    """Return the rows whose mean is shared: each alone up to 16, then eight to every doubling."""
-    step = 1 << max(0, rows.bit_length() - 4)
+    """Return the rows whose mean is shared: each alone up to 64, then 32 to every doubling. A crowd's choice is about
+    single rows of many."""
+    step = 1 << max(0, rows.bit_length() - 6)
     return min((rows + step // 2) // step * step, COST_SIZE - 1)
 
 

@@ -120,6 +120,15 @@ def test_probing_is_bounded_by_what_it_costs() -> None:
         assert any(own[0] > 0 for own in lived.num_draft_tokens[1500:])  # but it never gives up
 
 
+def test_a_crowd_tries_nothing_that_could_not_even_pay_if_it_all_came_true(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(lambda s, t, d: 0.9, chain(0.1), lambda rows: 1.0 * rows, batch=16)
+    policy = AutomaticPolicy(DraftChooser(calibrated(world).costs, can_sleep=True))
+    made, choose = [], policy.chooser.choose
+    monkeypatch.setattr(policy.chooser, "choose", lambda *given: made.append(1) or choose(*given))
+    assert not any(any(own) for own in live(world, policy, 1000).num_draft_tokens)
+    assert len(made) < 1000 / 3
+
+
 def test_no_flapping() -> None:
     """Where plain decoding and drafting are as good as each other, one of them is kept."""
     world = World(lambda s, t, d: 0.5, lambda k, asked: 0.48 * k, flat)

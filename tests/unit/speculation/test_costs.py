@@ -74,7 +74,7 @@ def test_nothing_at_no_cost_is_no_division() -> None:
 
 def test_buckets_and_rounding() -> None:
     assert [bucket(n) for n in (1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 17, 32)] == [1, 2, 3, 4, 5, 6, 7, 8, 10, 16, 20, 32]
-    assert [rounded(n) for n in (1, 7, 15, 16, 17, 33, 10**6)] == [1, 7, 15, 16, 18, 32, 1024]
+    assert [rounded(n) for n in (1, 7, 17, 63, 65, 130, 10**6)] == [1, 7, 17, 63, 66, 132, 1024]
     assert all(rounded(rounded(n)) == rounded(n) for n in range(1, 1024))
 
 
@@ -88,6 +88,18 @@ def test_batches_have_curves_of_their_own_and_borrow_the_nearest() -> None:
     assert one is not None and eight is not None and seven is not None
     assert one[1] == pytest.approx(1.0, rel=0.1) and eight[8] == pytest.approx(2.0, rel=0.1)
     assert seven[8] == eight[8]
+
+
+def test_what_sequences_cost_makes_further_rows_no_cheaper() -> None:
+    costs = CostModel()
+    for rows in (1, 4, 8, 16, 32):
+        costs.add_target("greedy", 1, 10, rows, float(rows), 5)
+    for _ in range(50):
+        costs.add_target("greedy", 16, 160, 16, 20.0)  # four of them beside the rows
+    crowd = costs.target("greedy", 16, 160)
+    assert crowd is not None
+    assert crowd[16] == pytest.approx(20.0, rel=0.05)
+    assert crowd[24] - crowd[16] > 7
 
 
 def test_context_and_pace_are_no_difference_between_choices() -> None:
