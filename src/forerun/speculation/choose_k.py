@@ -284,8 +284,7 @@ class DraftChooser:
         prob = max(HOPED, *(self._expect(sequence, 1)[0][0] for sequence in sequences))
         depth, asked = np.minimum((rows - 1) // batch + 1, len(draft) - 1), np.minimum(rows, batch)
         cost = draft[0] + (np.array(draft)[depth] - draft[0]) * (asked / batch) ** self.costs.growth
-        rates = (tokens + np.cumsum(prob**depth)) / (np.array(prices[1:]) + cost)
-        return float(rates.max(initial=0.0))
+        return float(((tokens + np.cumsum(prob**depth)) / (np.array(prices[1:]) + cost)).max(initial=0.0))
 
     def _best_of_many(
         self,
@@ -359,9 +358,6 @@ class DraftChooser:
         batch, growth = len(sequences), self.costs.growth
         drafting = (draft[count] - draft[0]) / batch**growth
         lost = prices[count] - prices[0] + drafting
-        most = (batch + count) / (prices[0] + draft[0] + lost)
-        if most <= self.plain * BEGINS and len(gains[0]) == count:  # not even if all of it came true
-            return none
         loss = steps * (lost - sum(gains[index][:count]) / self.plain) + self.costs.follow(self.lag(sequences[index]))
         if loss > self._credit:
             steps = math.ceil((loss - self._credit) / (TRIAL_SHARE * prices[0]))
@@ -446,12 +442,11 @@ class AutomaticPolicy(SpeculationPolicy):
         """Return whether drafting would pay for the first of several sequences, if it were alone."""
         if len(sequences) == 1 or self.chooser.fixed_length:
             return False
-        places = 8
-        prices = prices_of(self.costs, sequences[:1], places)
+        prices = prices_of(self.costs, sequences[:1], FIRST_PLACES)
         if prices is None:
             return False
-        gains, there = self.chooser.acceptance[kind_of(sequences[:1])].expect(sequences[0], places)
-        tokens, seconds = expected(gains, there, prices, self.costs.draft(1, places).tolist())
+        gains, there = self.chooser.acceptance[kind_of(sequences[:1])].expect(sequences[0], FIRST_PLACES)
+        tokens, seconds = expected(gains, there, prices, self.costs.draft(1, FIRST_PLACES).tolist())
         return max(map(float.__truediv__, tokens, seconds)) > BEGINS * tokens[0] / seconds[0]
 
 

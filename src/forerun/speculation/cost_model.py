@@ -22,8 +22,6 @@ COST_CLIP = 3.0
 """An observation further from its mean than this factor counts as this far, so that single slow steps do not last."""
 COST_SLOPE = 0.02
 """Prior cost of each further row, as a share of the forward's cost, while only one row count was seen."""
-COST_OPTIMISM = 0.97
-"""Factor on what counts beyond the largest seen are estimated to cost more than it, so that they are tried."""
 COST_TOLERANCE = 0.01
 """Relative change of a mean from which the table is computed again."""
 
@@ -32,9 +30,8 @@ class Curve:
     """The cost as a function of a whole number: rows of a forward, or nodes requested of a drafter.
 
     Each count seen has a mean of its own, so that steps (kernels that pad) show; between them the shape is
-    interpolated, and beyond them it continues the weighted regression line through all of them, a little lower, so that larger counts
-    are tried. The estimate never falls as the count rises.
-    Observations are clipped, and earlier ones lose weight.
+    interpolated, and beyond them it continues the weighted regression line through all of them. The estimate never
+    falls as the count rises. Observations are clipped, and earlier ones lose weight.
 
     Args:
         size: counts 0..size - 1; larger ones count as the last.
@@ -66,11 +63,6 @@ class Curve:
         """Return the largest count seen; 0 if none."""
         return max(self._means, default=0)
 
-    @property
-    def num_counts(self) -> int:
-        """Return how many counts were seen."""
-        return len(self._means)
-
     def weight(self, count: int) -> float:
         """Return the weight of the observations of this count."""
         return self._weights.get(min(count, self._size - 1), 0.0)
@@ -98,11 +90,11 @@ class Curve:
         """Return [most or more] seconds by count, up to `size`; all if None. Read only."""
         most = self._size if most is None else min(most, self._size)
         form = None
-        if self._shape is not None and self._shape.num_counts > 1:
+        if self._shape is not None and len(self._shape._means) > 1:
             form = self._shape.table(max(most, min(self._size, self.largest + 2)))
         if self._stale or len(self._table) < most or form is not self._form:
             base = self._line(min(self._size, max(most, self.largest + 2))) if form is None else form
-            self._table = self._compute(base, lowered=form is not None)
+            self._table = self._compute(base, is_shape=form is not None)
             self._tabled, self._form = dict(self._means), form
             self._stale = False
         return self._table
@@ -132,13 +124,13 @@ class Curve:
         for count, mean in other._means.items():
             self.add(count, mean, other._weights[count])
 
-    def _compute(self, base: Table, lowered: bool) -> Table:
+    def _compute(self, base: Table, is_shape: bool) -> Table:
         """Return [most] seconds, where `most` is beyond the largest count seen: the table rises from there on by
         itself.
 
         Args:
             base: [most], to be bent.
-            lowered: counts never seen have been made cheaper in it.
+            is_shape: it is another curve's.
         """
         most = len(base)
         if not self._means:
@@ -147,17 +139,13 @@ class Curve:
         base = np.maximum(base, 1e-12)
         # between the points the line is bent to go through them; outside it keeps the ratio of the outermost one
         ratios = np.array([self._means[x] for x in points]) / base[points]
-        if lowered:  # counts that are seldom seen stay near the calibrated shape
+        if is_shape:  # counts that are seldom seen stay near the calibrated shape
             middle = ratios[int(np.argmax([self._weights[x] for x in points]))]
             ratios = np.clip(ratios, (1 - COST_SURPRISE) * middle, (1 + COST_SURPRISE) * middle)
         table = base * np.interp(np.arange(most), points, ratios)
-        if not lowered:
-            last = table[points[-1]]
-            table[points[-1] + 1 :] = last + COST_OPTIMISM * (table[points[-1] + 1 :] - last)
         # halfway between the smallest rising table above it and the largest below it
         rising = np.maximum.accumulate(table)
-        smooth: Table = (rising + np.minimum.accumulate(table[::-1])[::-1]) / 2
-        return smooth
+        return (rising + np.minimum.accumulate(table[::-1])[::-1]) / 2
 
     def _line(self, most: int) -> Table:
         """Return [most] the regression line through the means, rising and positive; zeros without any."""
@@ -174,8 +162,7 @@ class Curve:
         middle = sum(weight * mean for _, mean, weight in points) / total
         slope = sum(weight * (x - centre) * (mean - middle) for x, mean, weight in points)
         slope = max(slope / sum(weight * (x - centre) ** 2 for x, _, weight in points), 0.0)
-        line: Table = np.maximum(middle + slope * (counts - centre), min(self._means.values()) / 2)
-        return line
+        return np.maximum(middle + slope * (counts - centre), min(self._means.values()) / 2)
 
 
 KINDS = ("greedy", "drawn")
@@ -321,7 +308,7 @@ class CostModel:
         seconds = max(paced - self._slope.value * distance - self._expert.value * more, paced / 4)
         curve.add(rows, seconds, share)
         shape = self._shapes[kind]
-        if batch <= SHAPE_BATCH or shape.num_counts < 2:
+        if batch <= SHAPE_BATCH or len(shape._means) < 2:
             shape.add(rows, seconds, share)
 
     def add_experts(self, rows: int, count: float) -> None:
