@@ -121,7 +121,8 @@ def bytes_read(decoder: NativeDecoder, step: Callable[[], object]) -> float:
     """Return the bytes of weights that a step reads."""
     before = decoder.num_experts_read
     step()
-    return decoder.weight_bytes + (decoder.num_experts_read - before - decoder.experts_per_row) * decoder.expert_nbytes
+    per_row = sum(experts.top for experts in decoder._experts)
+    return decoder.weight_bytes + (decoder.num_experts_read - before - per_row) * decoder.expert_nbytes
 
 
 def measure(family: Path, llama: Path, number_format: str, rounds: int) -> tuple[Times, Times]:

@@ -13,6 +13,7 @@ from forerun.cli import options
 from forerun.cli.flags import Flags, with_flags
 from forerun.cli.generate import INTERRUPTED
 from forerun.cli.options import KEPT, LLMOptions, start_command
+from forerun.cli.output import note
 from forerun.cli.tune import Prompts, TuneProgress, begin, chosen_cases, is_chat, kept, make_task, show
 from forerun.config import EngineConfig, SamplingParams
 from forerun.errors import ForerunError
@@ -23,8 +24,9 @@ if TYPE_CHECKING:
 
 SECONDS = 56.0
 """From the end of loading to the last trial, which is given up then; what is printed takes the rest of a minute."""
-NUM_PROMPTS, MOST_TOKENS, LEAST_TOKENS = 12, 64, 8
-"""Bundled prompts, and tokens of an answer: as many as leave time for `_TRIALS` answers."""
+NUM_PROMPTS, MOST_TOKENS, LEAST_TOKENS = 60, 64, 8
+"""Bundled prompts, of which as many are answered as time allows, and tokens of an answer: as many as leave time for
+`_TRIALS` answers."""
 _TRIALS = 30
 _PROMPT = "def fibonacci(n):"
 """Of a model without a chat template."""
@@ -54,7 +56,10 @@ def try_(
         outcome = tune(task, progress)
     if outcome.search.rounds:
         show(outcome, watch.environment())
+        typer.echo(f"Measured with temperature 0 and {params.max_tokens} tokens an answer at most, prompts included.")
         _show_start(outcome.verdict.arm.drafter, model, llm, chat=is_chat(plain))
+    else:
+        note("interrupted before anything was measured")
     if outcome.interrupted:
         raise typer.Exit(INTERRUPTED)
 

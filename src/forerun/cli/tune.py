@@ -93,7 +93,7 @@ def tune(
     levels = whole_numbers(settings.load, "--load")
     drafters = options.comma_list(settings.drafters, "--drafters") if settings.drafters else []
     cases = None if prompts is None else chosen_cases(prompts, settings.num_prompts)
-    model, plain, watch = begin(model, llm, threads, f"tuning for {settings.minutes:g} minutes", note)
+    model, plain, watch = begin(model, llm, threads, f"tuning for {settings.minutes:g} min", note)
     if prompts is None or cases is None:
         prompts = _CHATS if is_chat(plain) else _RAW
         note(f"no --prompts given, so these are the bundled workload {prompts!r}; your own tell more")
@@ -218,7 +218,8 @@ def show(outcome: TuningOutcome, environment: Environment) -> None:
         typer.echo(line)
     for name, reason in outcome.left_out.items():
         typer.echo(textwrap.fill(f"Left out: {name}: {reason}", width or 120, subsequent_indent="    "))
-    typer.echo("Interrupted: this is the best so far. " * outcome.interrupted + outcome.verdict.reason)
+    reason = "Interrupted: this is the best so far. " * outcome.interrupted + outcome.verdict.reason
+    typer.echo(textwrap.fill(reason, width or 120))
 
 
 def show_written(model: str, written: str | None) -> None:
@@ -230,7 +231,7 @@ def show_written(model: str, written: str | None) -> None:
         return
     for each in public_drafts(model):
         typer.echo(f"Public draft, not tried unless named: --drafters {each.text} ({each.licence})")
-    typer.echo(f"Written to {written} (* is what it runs). Use it: forerun --config {written} generate ...")
+    typer.echo(f"Written to {written} (* is what it runs). Use it: forerun --config {written} generate PROMPT")
 
 
 class TuneProgress:

@@ -205,10 +205,6 @@ class Rates:
         self._tried[level] = self._tried[level] * self._decay + 1
         self._accepted[level] = self._accepted[level] * self._decay + accepted
 
-    def trials(self, level: int) -> float:
-        """Return the decayed number of trials of a level."""
-        return self._tried[min(level, len(self._prior) - 1)]
-
 
 def bin_of(confidence: float, num_bins: int) -> int:
     """Return the level of a confidence in [0, 1] among equally wide bins; NaN and values out of it count as 0 or 1."""

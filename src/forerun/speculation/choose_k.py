@@ -114,6 +114,7 @@ class DraftChooser:
     ) -> None:
         self.costs = costs or CostModel()
         self.fixed_length, self._max, self._follows = fixed_length, max_tokens, follows
+        self._least = fixed_length or 1  # nodes of a draft
         self._can_sleep = can_sleep
         self.acceptance = {
             kind: AcceptanceStats(max_tokens, prior) for kind, prior in zip(KINDS, acceptance, strict=True)
@@ -145,7 +146,7 @@ class DraftChooser:
         """
         if self._left and all(sequence in sequences for sequence in self._trial):
             self._left -= 1
-            return [self._least(sequence) if sequence in self._trial else 0 for sequence in sequences]
+            return [min(self._least, self.room(each)) if each in self._trial else 0 for each in sequences]
         self._trial, self._left = [], 0
         batch = len(sequences)
         if self.is_asleep:
@@ -177,7 +178,7 @@ class DraftChooser:
             self.min_acceptance_prob = self._price_of_a_token(counts, prices, draft)
         else:
             self.rate, self.min_acceptance_prob = self.plain, 0.0
-            counts = self._try_one(sequences, gains, there, prices, draft)
+            counts = self._try_one(sequences, gains, prices, draft)
         return counts
 
     def observe(self, outcomes: Seq[DraftOutcome], seconds: float, whole: float | None) -> None:
@@ -248,10 +249,6 @@ class DraftChooser:
     def room(self, sequence: Sequence) -> int:
         """Return the most tokens that it can be asked for: of drafts of a fixed length all, wherever there is room."""
         return (self.fixed_length or sequence.room) if sequence.room > 0 else 0
-
-    def _least(self, sequence: Sequence) -> int:
-        """Return the fewest tokens that it can be asked for."""
-        return (self.fixed_length or 1) if sequence.room > 0 else 0
 
     def _expect(self, sequence: Sequence, places: int) -> tuple[list[float], list[float]]:
         gains, there = self.acceptance[kind_of([sequence])].expect(sequence, places)
@@ -339,19 +336,14 @@ class DraftChooser:
         return min(max(self.rate * (row + node), 0.0), 0.9)
 
     def _try_one(
-        self,
-        sequences: Seq[Sequence],
-        gains: Seq[list[float]],
-        there: Seq[list[float]],
-        prices: Prices,
-        draft: list[float],
+        self, sequences: Seq[Sequence], gains: Seq[list[float]], prices: Prices, draft: list[float]
     ) -> list[int]:
         """Return what is drafted on trial in this step, if anything is: by the sequence that was followed last."""
         none = [0] * len(sequences)
         if self._since < self._due:
             return none
         index = min(range(len(sequences)), key=lambda i: self.lag(sequences[i]))
-        count = self._least(sequences[index])
+        count = min(self._least, self.room(sequences[index]))
         if not 0 < count < min(len(prices), len(draft)):
             return none
         steps = WHOLE_STEPS if self.fixed_length else 1
@@ -411,12 +403,10 @@ class AutomaticPolicy(SpeculationPolicy):
         return self._plan
 
     @property
-    def rests(self) -> bool:
-        return self.chooser.is_asleep
-
-    @property
     def is_asleep(self) -> bool:
         return self.chooser.is_asleep
+
+    rests = is_asleep
 
     def rest(self, seconds: float) -> None:
         self._learned += 1

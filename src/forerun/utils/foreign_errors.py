@@ -63,7 +63,8 @@ def is_panic(failure: BaseException) -> bool:
 
 def reason(failure: BaseException) -> str:
     """Return the exception's text in one line, with its type where the text alone says little."""
-    text = " ".join(str(failure).split()).rstrip(".")
+    is_of_hub = type(failure).__name__ == "LocalEntryNotFoundError"  # whose text has many lines
+    text = "the hub cannot be reached" if is_of_hub else " ".join(str(failure).split()).rstrip(".")
     if len(text) > _LENGTH:
         text = text[:_LENGTH] + " ..."
     plain = isinstance(failure, (OSError, ValueError, RuntimeError, ImportError)) and not isinstance(

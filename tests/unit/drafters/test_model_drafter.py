@@ -110,11 +110,11 @@ def test_a_draft_inside_another_draft_is_counted_by_its_tokens(model: Model) -> 
     assert own.drafted is not None
     tree, rates = own.drafted
     (level,) = tree.levels
-    trials, rate = rates.trials(level), rates.rate(level)
+    trials, rate = rates._tried[level], rates.rate(level)
     (first,) = draft.ids
     merged = Draft([(first + 1) % 4096, first], [-1, -1])
     each.token_ids += [first, 9]
     drafter.commit([Step(each, merged, Verdict([1], 9), 4)])
-    assert rates.trials(level) == trials + 1
+    assert rates._tried[level] == trials + 1
     assert rates.rate(level) > rate
     assert own.drafted is None

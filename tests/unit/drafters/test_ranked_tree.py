@@ -91,7 +91,7 @@ def test_trials_are_the_children_of_what_was_accepted() -> None:
     def trials(verdict: Verdict) -> dict[int, bool]:
         rates = Rates([0.5] * 6, weight=1)
         tree.observe(rates, verdict)
-        return {level: rates.rate(level) > 0.5 for level in range(6) if rates.trials(level)}
+        return {level: rates.rate(level) > 0.5 for level in range(6) if rates._tried[level]}
 
     assert trials(Verdict([], 1)) == {0: False, 1: False}
     assert trials(Verdict([0], 1)) == {0: True, 1: False, 2: False, 3: False}

@@ -145,7 +145,7 @@ def test_only_what_could_have_been_accepted_is_a_trial(path: Path) -> None:
     sequence.token_ids += [7, 0, 4]  # what comes after the draft was left says nothing of it
     for _ in range(2):  # the second time nothing is pending
         drafter.commit([Step(sequence, None, None, 3)])
-        assert [rates.trials(level) for level in (four, seven, *below)] == [1, 1, 0, 0]
+        assert [rates._tried[level] for level in (four, seven, *below)] == [1, 1, 0, 0]
     assert rates.rate(four) < before[0] and rates.rate(seven) > before[1]
 
 

@@ -16,7 +16,7 @@ def test_trials_outweigh_the_prior_and_levels_stay_apart() -> None:
         rates.observe(0, True)
     assert rates.rate(0) == pytest.approx(99 / 100)
     assert rates.rate(1) == 0.5
-    assert rates.trials(0) == 98
+    assert rates._tried[0] == 98
 
 
 def test_the_past_is_forgotten() -> None:

@@ -109,8 +109,10 @@ def _encoded(case: Case, prompt: str | Sequence[Mapping[str, str]], tokenizer: A
             return [int(each) for each in prompt.split()]
         return encode(prompt, tokenizer, model)
     except (PromptError, ValueError) as error:
-        reason = error if isinstance(error, PromptError) else "without a tokenizer, a prompt must hold token ids."
-        raise ConfigError(f"{case.name} cannot be given to {model}: {reason}") from None
+        none = "it has no tokenizer. Put its tokenizer.json beside its weights, or give prompts of token ids."
+        raise ConfigError(
+            f"{model} cannot be given the prompt {case.name}: {error if isinstance(error, PromptError) else none}"
+        ) from None
 
 
 def _answered(case: Case, number: int, token_ids: list[int], answer: Answer) -> str:

@@ -23,8 +23,7 @@ class TuningArm:
     def __str__(self) -> str:
         if self.drafter == NO_DRAFTER:
             return "plain"
-        k = self.num_draft_tokens
-        return f"{self.drafter}, {k if k == AUTO else f'K={k}'}"
+        return self.drafter if self.is_auto else f"{self.drafter}, K={self.num_draft_tokens}"
 
     @property
     def is_auto(self) -> bool:

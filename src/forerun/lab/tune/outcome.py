@@ -37,7 +37,7 @@ class TuningVerdict:
 
     Attributes:
         answer: whether to speculate.
-        arm: what to run: PLAIN unless the answer is "on".
+        arm: what to run: PLAIN unless the answer is "on", or "tie" with a drafter that chooses K step by step.
         reason: in words.
     """
 
@@ -60,7 +60,7 @@ def confirm(
     ledger: a fresh one, which takes the trials.
     """
     for number in range(MOST_ROUNDS):
-        say(f"{' and '.join(map(str, arms))} on {len(units)} prompts, round {number + 1}")
+        say(f"measuring; drafters: {len(arms)}, other prompts: {len(units)}, round: {number + 1}")
         for unit in units:
             first = not ledger.rounds
             if not run_round(trials, ledger, unit, arms, float("inf") if first else until, after):
@@ -89,11 +89,10 @@ def judge(ledger: Ledger, finalists: Sequence[TuningArm]) -> TuningVerdict:
         return TuningVerdict(
             "off", PLAIN, f"Do not speculate here: nothing that was tried is faster ({shown} of plain)."
         )
+    kept = PLAIN if auto is None or speeds[auto].median < 1 else auto
+    why = "plain decoding is kept" if kept == PLAIN else f"{kept} is kept, which drafts only where it pays"
     return TuningVerdict(
-        "tie",
-        PLAIN,
-        f"No difference could be shown ({shown} of plain), so plain decoding is kept. More prompts, or "
-        "`forerun tune` with more --minutes, would narrow the intervals.",
+        "tie", kept, f"No difference could be shown ({shown} of plain): {why}. More prompts would narrow the intervals."
     )
 
 
@@ -148,27 +147,25 @@ class TuningOutcome:
         """Make the tables that are printed."""
         levels = self.levels()
         by_level = [f"at {level} requests" for level in levels] if len(levels) > 1 else []
-        header = ["arm", "tokens/s", "prompts", "choosing", "over plain", *by_level, "tokens a step", "accepted"]
+        header = ["drafter", "tokens/s", "over plain", *by_level, "answers", "tokens a step", "accepted", "same text"]
         rows = [self._cells(arm, levels if by_level else []) for arm in (PLAIN, *self.arms)]
-        title = "Arms, their speed over plain decoding (choosing: of all; over plain: of the best, on other prompts)"
-        return [Table(title, [*header, "same text"], rows)]
+        return [Table("Speed over plain decoding on the same prompts; tokens/s are plain's times that", header, rows)]
 
     def _cells(self, arm: TuningArm, levels: Sequence[int]) -> list[str]:
-        trials = [*self.search.trials(arm), *self.report.trials(arm)]
-        drafted = sum(trial.num_drafted for trial in trials)
+        plain = [*self.search.trials(PLAIN), *self.report.trials(PLAIN)]
+        ledger = self.report if self.report.trials(arm) else self.search
+        trials, speed = plain if arm == PLAIN else ledger.trials(arm), ledger.speedup(arm)
+        rate = sum(each.num_tokens for each in plain) / max(1e-9, sum(each.seconds for each in plain))
+        forwards, drafted = sum(each.num_forwards for each in trials), sum(each.num_drafted for each in trials)
         accepted = sum(trial.num_accepted for trial in trials)
         same = [trial.same_text for trial in trials if trial.same_text is not None]
-        name = f"{arm} *" if arm == self.verdict.arm else str(arm)
-        if arm in self.failed:
-            name = f"{arm} (failed)"
         return [
-            name,
-            f"{sum(each.num_tokens for each in trials) / max(1e-9, sum(each.seconds for each in trials)):.1f}",
-            str(len(trials)),
-            decimal(self.search.speedup(arm)),
-            decimal(self.report.speedup(arm)),
+            f"{arm} (failed)" if arm in self.failed else f"{arm} *" if arm == self.verdict.arm else str(arm),
+            f"{rate * (1 if arm == PLAIN or speed is None else speed.median):.1f}",
+            decimal(None if arm == PLAIN else speed),
             *(decimal(self.report.speedup(arm, level=level)) for level in levels),
-            decimal(_length(trials)),
+            str(len(trials)),
+            decimal(sum(each.num_tokens for each in trials) / forwards if forwards else None),
             percent(accepted / drafted if drafted else None),
             percent(sum(same) / len(same) if same else None),
         ]
@@ -256,8 +253,3 @@ def _drafters(arms: Sequence[TuningArm]) -> list[DrafterFacts]:
     for arm in arms:
         counts.setdefault(arm.drafter, []).append(arm.num_draft_tokens)
     return [DrafterFacts(without_folders(text), without_folders(text), each) for text, each in counts.items()]
-
-
-def _length(trials: Sequence[Trial]) -> float | None:
-    forwards = sum(trial.num_forwards for trial in trials)
-    return sum(trial.num_tokens for trial in trials) / forwards if forwards else None

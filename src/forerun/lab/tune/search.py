@@ -44,7 +44,7 @@ def search(
     left, used = list(arms), 0
     count = min(count, len(units))
     while True:
-        say(f"{len(left)} arms on {count} prompt{'s' if count > 1 else ''}")
+        say(f"choosing; drafters: {len(left)}, prompts: {count}")
         whole = True
         for number in range(used, used + count):
             whole = run_round(trials, ledger, units[number % len(units)], left, until, after) and whole

@@ -166,11 +166,6 @@ class NativeDecoder(LayerRangeDecoder):
         count: int = sum(experts.count for experts in self._experts)
         return self._expert_bytes / max(1, count)
 
-    @property
-    def experts_per_row(self) -> int:
-        """Return the experts that a row is given to, in all layers."""
-        return sum(experts.top for experts in self._experts)
-
     def embed(self, layout: Layout) -> Tensor:
         """Return what enters the first layer, [T, hidden] (`LayerRangeDecoder.embed`)."""
         return self.placed(self.embedding.rows(layout.token_ids), layout.positions)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 
 from forerun.config import BUNDLED_MODELS
@@ -29,9 +30,10 @@ def download_files(name: str, patterns: Sequence[str]) -> Path:
     """
     from huggingface_hub import snapshot_download
 
-    bundled = ", ".join((*BUNDLED_MODELS, *store.names()))
-    what = f"{name} is neither a folder nor one of {bundled}, and cannot be fetched as a hub id"
-    with as_load_errors(what, _REMEDY):
+    names = (*BUNDLED_MODELS, *store.names())
+    what = f"{name} is neither a folder nor one of {', '.join(names)}, and cannot be fetched as a hub id"
+    near = get_close_matches(name, names, 1)
+    with as_load_errors(what, f"Did you mean {near[0]}?" if near else _REMEDY):
         return Path(snapshot_download(name, allow_patterns=list(patterns), ignore_patterns=list(_SUBFOLDERS)))
 
 

@@ -58,7 +58,7 @@ def test_a_chat_needs_a_template(case: Case) -> None:
 
 def test_without_a_tokenizer_a_prompt_holds_token_ids() -> None:
     assert requests([Case("a", "5 3 8")], None, "m", never)[0].token_ids == [5, 3, 8]
-    with pytest.raises(ConfigError, match="a cannot be given to m: without a tokenizer"):
+    with pytest.raises(ConfigError, match="m cannot be given the prompt a: it has no tokenizer"):
         requests([Case("a", "secret")], None, "m", never)
 
 

@@ -36,7 +36,7 @@ Change = Callable[[Results], Results]
         (lambda r: replace(r, figures=[Figure("over_plain", {}, 1.2, samples=1)]), "of a single run"),
         (lambda r: replace(r, prompts=r.prompts[:2], rows=r.rows[:4]), "only 2 prompts"),
         (lambda r: replace(r, figures=[replace(each, low=0.9) for each in r.figures[1:]]), "interval holds 1.*suffix"),
-        (lambda r: replace(r, environment=replace(QUIET, load_before=(3.0, 1, 1))), "busy before.*3.0"),
+        (lambda r: replace(r, environment=replace(QUIET, others=None, load_before=(3.0, 1, 1))), "busy before.*3.0"),
         (lambda r: replace(r, environment=replace(QUIET, others=1.5)), "kept 1.5 processors busy"),
         (lambda r: replace(r, environment=replace(QUIET, stolen=0.2)), "20 % of the processors' time"),
         (lambda r: replace(r, environment=replace(QUIET, dirty=True)), "checkout was changed"),

@@ -106,7 +106,7 @@ def _of_figures(results: Results) -> Iterator[str]:
 
 def disturbances(environment: Environment) -> Iterator[str]:
     """Yield what makes the figures of a run doubtful, as far as its machine tells."""
-    if environment.load_before and environment.load_before[0] > MOST_LOAD:
+    if environment.others is None and environment.load_before and environment.load_before[0] > MOST_LOAD:
         yield f"The machine was busy before anything was measured: load average {environment.load_before[0]:.1f}."
     if environment.others is not None and environment.others > MOST_OTHERS * environment.cores:
         yield (
