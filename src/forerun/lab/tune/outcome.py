@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from forerun.config import NO_DRAFTER
+from forerun.config import DEFAULT_DRAFTER, NO_DRAFTER
 from forerun.kernels.provenance import Environment
 from forerun.lab.bench.measure import Interval
 from forerun.lab.bench.prompts import BenchPrompt
@@ -85,12 +85,13 @@ def judge(ledger: Ledger, finalists: Sequence[TuningArm]) -> TuningVerdict:
         beside = "" if between is None else f" {fixed} is not faster than that by more than {_MARGIN} ({between:.2f})."
         return TuningVerdict("on", auto, f"{auto} is faster than plain decoding: {speeds[auto]:.2f}.{beside}")
     shown = ", ".join(f"{arm} {found:.2f}" for arm, found in speeds.items())
+    paying = [arm for arm in reversed(autos) if speeds[arm].median >= 1]
     if all(found.high is not None and found.high < WORTH for found in speeds.values()):
         return TuningVerdict(
             "off", PLAIN, f"Do not speculate here: nothing that was tried is faster ({shown} of plain)."
         )
-    kept = PLAIN if auto is None or speeds[auto].median < 1 else auto
-    why = "plain decoding is kept" if kept == PLAIN else f"{kept} is kept, which drafts only where it pays"
+    kept = [PLAIN, *sorted(paying, key=lambda arm: arm.drafter == DEFAULT_DRAFTER)][-1]  # which needs no memory
+    why = "plain decoding is kept" if not paying else f"{kept} is kept, which drafts only where it pays"
     return TuningVerdict(
         "tie", kept, f"No difference could be shown ({shown} of plain): {why}. More prompts would narrow the intervals."
     )

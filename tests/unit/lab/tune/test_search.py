@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import pytest
 
 from forerun.config import AUTO
-from forerun.lab.tune.arms import PLAIN, TuningArm, Unit
-from forerun.lab.tune.ledger import Ledger, run_round
+from forerun.lab.tune.arms import PLAIN, Trial, TuningArm, Unit
+from forerun.lab.tune.ledger import Ledger, Round, run_round
 from forerun.lab.tune.outcome import Answer, TuningVerdict, confirm, judge
 from forerun.lab.tune.search import finalists, kept, search
 from forerun.speculation.predictor import SpeedPrediction
@@ -55,6 +55,22 @@ def test_a_fixed_k_is_chosen_only_if_it_is_clearly_faster_than_the_choice_step_b
     assert verdict.answer == "on" and verdict.arm == TuningArm("fast", 8)
     between = ledger.speedup(TuningArm("fast", 8), over=TuningArm("block", AUTO))
     assert between is not None and between.low is not None and between.low > 1.02
+
+
+def test_where_no_difference_is_shown_the_choice_step_by_step_is_kept_unless_it_seemed_slower() -> None:
+    def verdict(**per_token: float) -> TuningVerdict:
+        arms, ledger = [TuningArm(name) for name in per_token], Ledger()
+        for number, luck in enumerate((0.7, 1.4, 0.7, 1.4)):
+            plain = Trial(10.0, 10)
+            trials = {arm: Trial(10 * luck * each, 10) for arm, each in zip(arms, per_token.values(), strict=True)}
+            ledger.rounds.append(Round((number,), trials, [plain], dict.fromkeys(arms, plain.per_token)))
+        found = judge(ledger, arms)
+        assert found.answer == "tie"
+        return found
+
+    assert verdict(hybrid=0.9).arm == TuningArm("hybrid") and "only where it pays" in verdict(hybrid=0.9).reason
+    assert verdict(hybrid=0.8, suffix=0.9).arm == TuningArm("suffix")  # which needs no memory
+    assert verdict(hybrid=1.0).arm == PLAIN and "plain decoding is kept" in verdict(hybrid=1.0).reason
 
 
 def test_the_interval_is_of_prompts_that_had_no_part_in_the_choice() -> None:
