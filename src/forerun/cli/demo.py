@@ -277,8 +277,8 @@ def first_minute(
     engines = {minute.PLAIN: methods[PLAIN], minute.FORERUN: methods[minute.FORERUN]}
     reference = open_reference(stage, model, settings)
     growth = minute.calibrate(*engines.values())
-    costs = ", ".join(f"one of {rows} rows {times:.1f}" for rows, times in growth.items() if rows > 1)
-    stage.say(f"Calibrated: where a step of one row costs 1, {costs}.")
+    costs = ", ".join(f"{rows - 1} of them {times:.1f}" for rows, times in growth.items() if rows > 1)
+    stage.say(f"Calibrated: where a step without drafted tokens costs 1, one that checks {costs}.")
     performances = []
     for number, case in enumerate(cases, 1):
         shown = minute.Performance(case.category or case.name, last_words(case), max_tokens)

@@ -50,6 +50,8 @@ def test_a_hub_id_that_cannot_be_fetched_is_our_error(tmp_path: Path, monkeypatc
     for name in ("someone/nowhere", "not a hub id"):
         with pytest.raises(ModelLoadError, match=f"{name} is neither a folder nor .* as a hub id"):
             load_model(name)
+    with pytest.raises(ModelLoadError, match=r"Did you mean smollm2\?"):
+        load_model("smolm2")
 
 
 def test_a_path_is_a_folder_and_never_a_hub_id() -> None:
