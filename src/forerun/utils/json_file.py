@@ -78,8 +78,8 @@ def parse_json(content: str | bytes, place: str, error: ErrorType, *, remedy: st
     except UnicodeDecodeError as failure:
         reason = f"it is not UTF-8 (byte {failure.start:,})"
     except json.JSONDecodeError as failure:
-        reason = f"it is not JSON: {failure.msg} (line {failure.lineno}, column {failure.colno})"
-        reason = reason if content else "it is empty"
+        line = f"line {failure.lineno}, " * (failure.lineno > 1)
+        reason = f"it is not JSON: {failure.msg} ({line}column {failure.colno})" if content else "it is empty"
     except ValueError:
         reason = "it holds a number with too many digits"
     except (RecursionError, MemoryError):

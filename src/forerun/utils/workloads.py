@@ -33,7 +33,7 @@ _SUFFIXES = (".jsonl", ".jsonl.gz")
 OVERLAP_WORDS = 13
 """Words in a row that prompts and training texts may share by chance at most."""
 _WORD = re.compile(r"\w+")
-_REMEDY = "Put the line right: one JSON object with its texts as strings."
+_REMEDY = 'Put the line right: one JSON object with its texts as strings, such as {"prompt": "Why is the sky blue?"}.'
 _FORMS = ("prompt", "messages", "turns", "question")
 _SAVED = _FORMS[:3]
 _ASSISTANT = "assistant"
@@ -149,7 +149,7 @@ def read_records(lines: Iterable[str], file_name: str) -> Iterator[Fields]:
     """
     for number, line in enumerate(lines, 1):
         if line.strip():
-            yield Fields.parse(line, f"{file_name}:{number}", ConfigError, remedy=_REMEDY, private=True)
+            yield Fields.parse(line.strip(), f"{file_name}:{number}", ConfigError, remedy=_REMEDY, private=True)
 
 
 def written(records: Iterable[dict[str, Any]]) -> str:

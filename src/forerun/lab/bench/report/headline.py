@@ -88,7 +88,7 @@ def _source(results: Results) -> str:
     words = [f"`{results.command}`", f"{at.date[:10]}, commit {at.version}", f"{at.processor}, {at.threads} threads"]
     busy = [f"load average {at.load_before[0]:.1f} before"] if at.load_before else []
     count = sum(1 for _ in weaknesses(results))
-    warned = f"; [{count} warnings](docs/benchmarks.md)" if count else ""
+    warned = f"; [warnings: {count}](docs/benchmarks.md)" if count else ""
     return f"- {'; '.join([*words, *busy])} (`benchmarks/{results.file_name}`){warned}."
 
 
