@@ -7,7 +7,7 @@ import math
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Literal
@@ -74,6 +74,7 @@ class Grammar:
     Attributes:
         kind: one of KINDS.
         text: the schema as JSON, the regular expression or the grammar; empty for `json_object`.
+        field: of the request's body that it comes from, for errors; empty for none.
 
     Raises:
         GrammarError: it is too large, not Unicode text, or no JSON where it must be. Whether it can be followed is
@@ -82,6 +83,7 @@ class Grammar:
 
     kind: str
     text: str = ""
+    field: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from forerun.chat.response_format import ERRORS, REASONING, ResponseFormat, declared
@@ -194,7 +194,7 @@ class Forced:
                 answer=self.answer,
             )
             if text is not None:
-                return Grammar.lark(text)
+                return replace(Grammar.lark(text), field=param)
         except GrammarError as error:
             raise RequestBodyError(str(error), param) from None
         except ERRORS:

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence as Seq
 from contextlib import suppress
+from inspect import unwrap
 from numbers import Number
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
 from forerun.engine.request_checks import check_length, check_text, naming_prompt
 from forerun.errors import ContextLengthError, PromptError
+from forerun.utils.children import CHILDREN, TaskLimitError
 from forerun.utils.vocabulary import encode_text, longest_token
 
 Message: TypeAlias = Mapping[str, Any]
 Prompt: TypeAlias = "str | Seq[int] | Seq[Message] | Mapping[str, Any]"
 PROMPT_KEYS = ("prompt_token_ids", "prompt")
+_RENDER_SECONDS = 2.0
+"""Processor time of a chat template; most take a thousandth."""
 TEMPLATE_OPTIONS = ("chat_template", "add_generation_prompt", "continue_final_message", "tools", "documents")
 """Options of vLLM's `chat` that the chat template is given."""
 
@@ -110,8 +114,7 @@ def encode(
     messages = [_message(entry, index) for index, entry in enumerate(prompt)]
     if "chat_template" not in template_options:
         check_template(tokenizer, name, template_options.get("tools"))
-    given = {"add_generation_prompt": True, **template_options}
-    text = _rendered(tokenizer, messages, given, name)
+    text = _rendered(tokenizer, messages, {"add_generation_prompt": True, **template_options}, name)
     check_text(text, PromptError, "The chat")
     return _encode_bounded(text, tokenizer, name, context_length, special=False)
 
@@ -122,18 +125,45 @@ def _rendered(tokenizer: Any, messages: list[dict[str, Any]], given: Mapping[str
     said = next((str(each["content"] or "").strip() for each in reversed(messages) if each["role"] == "user"), "")
     text, failure = None, None
     try:
-        text = tokenizer.apply_chat_template(messages, tokenize=False, **given)
+        text = apply_template(tokenizer, messages, **given)
+    except TaskLimitError as error:
+        raise PromptError(
+            f"The chat template of {name} {error} for these messages. Send fewer, or take another template."
+        ) from None
     except Exception as error:  # a template may raise anything
         failure = error
     if text is None or said not in text:
         in_parts = [{**each, "content": [{"type": "text", "text": each["content"] or ""}]} for each in messages]
         with suppress(Exception):
-            listed: str = tokenizer.apply_chat_template(in_parts, tokenize=False, **given)
+            listed = apply_template(tokenizer, in_parts, **given)
             if said in listed and "{'type': 'text'" not in listed:  # a list that was printed
                 return listed
     if text is None:
         raise PromptError(f"The chat template of {name} refused the messages: {failure}") from failure
-    return str(text)
+    return text
+
+
+def apply_template(tokenizer: Any, messages: Seq[Message], **given: Any) -> str:
+    """Return the text of `tokenizer.apply_chat_template`, which a child process makes: a template is a program.
+
+    Raises:
+        TaskLimitError: it takes too much time or memory.
+        Exception: what the template, or the tokenizer's class, raises.
+    """
+    from transformers import PreTrainedTokenizerBase
+    from transformers.utils import get_json_schema
+
+    if unwrap(type(tokenizer).apply_chat_template) is not PreTrainedTokenizerBase.apply_chat_template:
+        return str(tokenizer.apply_chat_template(messages, tokenize=False, **given))  # a library's, of no template
+    tools = given.get("tools")
+    template = tokenizer.get_chat_template(given.get("chat_template"), tools)
+    others = {key: value for key, value in given.items() if key not in ("chat_template", "tools")}
+    options = {**tokenizer.special_tokens_map, **others}
+    if tools is not None:
+        options["tools"] = [get_json_schema(tool) if callable(tool) else tool for tool in tools]
+    arguments = {"template": template, "messages": [*messages], "given": options}
+    _, text = CHILDREN.perform("render", arguments, seconds=_RENDER_SECONDS)
+    return text.decode("utf-8", "surrogatepass")
 
 
 def _encode_bounded(text: str, tokenizer: Any, name: str, context_length: int | None, special: bool) -> list[int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -52,7 +51,9 @@ class TokenizeBody(Body):
         special = self.add_special_tokens is not False
         try:
             given: Any = self.prompt if self.messages is None else self.messages
-            tokens = [] if given == "" else encode(given, tokenizer, target.name, options, special=special)
+            length = target.context_length
+            encoded = partial(encode, given, tokenizer, target.name, options, special=special, context_length=length)
+            tokens = [] if given == "" else encoded()
         except PromptError as error:
             raise RequestBodyError(str(error), param="prompt" if self.messages is None else "messages") from None
         return {"count": len(tokens), "max_model_len": target.context_length, "tokens": tokens}
@@ -65,7 +66,11 @@ class DetokenizeBody(Body):
 
     def answer(self, service: Service) -> dict[str, Any]:
         """Return the text of tokens, without special ones. Raises RequestBodyError."""
-        size = service.llm.target.vocab_size
+        size, most = service.llm.target.vocab_size, service.llm.target.context_length
+        if len(self.tokens) > most:
+            raise RequestBodyError(
+                f"tokens has {len(self.tokens)} entries, but the context holds {most}. Send fewer.", param="tokens"
+            )
         if service.texts.texts is None:
             raise RequestBodyError("The model has no tokenizer, so tokens stand for no text.", param="tokens")
         for position, token_id in enumerate(self.tokens):
@@ -120,7 +125,7 @@ def _add_answers(app: FastAPI, service: Service) -> None:
         async def computed(request: Request) -> Response:
             body: Any = await service.parsed(request, partial(validated, model))
             service.check_model(body.model)
-            return JSONResponse(await asyncio.to_thread(body.answer, service))
+            return await service.prepared(request, lambda: JSONResponse(body.answer(service)))
 
         return generated if url in BODIES else computed
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Mapping
-from contextlib import AsyncExitStack, suppress
-from typing import Any, TypeVar
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import AsyncExitStack
+from functools import partial
+from typing import Any
 
 from sse_starlette.event import ensure_bytes
 from sse_starlette.sse import EventSourceResponse, SendTimeoutError
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
@@ -31,9 +32,8 @@ from forerun.server.protocol.requests import (
     CompletionRequest,
 )
 from forerun.server.protocol.responses_api import RESPONSES_URL, ResponseBody, ResponseEvents
-from forerun.server.service import Service
+from forerun.server.service import Service, while_connected
 
-T = TypeVar("T")
 _WITH_DONE = (CHAT_URL, COMPLETIONS_URL)
 
 BODIES: Mapping[str, type[ChatBody] | type[CompletionBody] | type[ResponseBody] | type[MessagesBody]] = {
@@ -66,7 +66,7 @@ async def answer(service: Service, url: str, request: Request) -> Response:
     service.check_model(completion.model)
     async with AsyncExitStack() as stack:
         stack.enter_context(service.admitted(completion))
-        requests = await asyncio.to_thread(service.requests, completion, request.state.tenant)
+        requests = await service.prepared(request, partial(service.requests, completion, request.state.tenant))
         active = ActiveResponse(service, completion, requests, request)
         stack.push_async_callback(active.outputs.aclose)
         if not completion.stream:
@@ -166,27 +166,6 @@ class Stream(EventSourceResponse):
                 if not self._active.complete:
                     log_fields["disconnected"] = True
                     self._active.service.metrics.disconnected()
-
-
-async def while_connected(request: Request, work: Awaitable[T]) -> T:
-    """Return the result of the work. Raises ClientDisconnect as soon as the client disconnects."""
-    task = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(_gone(request))
-    try:
-        await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
-        if task.done():
-            return task.result()
-        raise ClientDisconnect
-    finally:
-        for each in (task, gone):
-            each.cancel()
-            with suppress(asyncio.CancelledError, Exception):
-                await each
-
-
-async def _gone(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
 
 
 async def _prepend(

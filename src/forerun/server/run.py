@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import math
+import os
 import signal
 import socket
+import threading
 import time
+from collections.abc import Callable
 from types import FrameType
 
 import uvicorn
@@ -43,8 +45,8 @@ class FreedMemory:
         self._last = time.monotonic()
         self._used = False
 
-    async def tick(self, num_active: int) -> None:
-        """Return unused memory if it is time, in another thread, for it takes milliseconds.
+    def tick(self, num_active: int) -> None:
+        """Return unused memory if it is time, in a thread of its own, for it takes milliseconds.
 
         num_active: number of active requests.
         """
@@ -52,10 +54,24 @@ class FreedMemory:
         if self._trim is None or not self._used or time.monotonic() < self._last + _EVERY:
             return
         self._last, self._used = time.monotonic(), num_active > 0
-        await asyncio.to_thread(self._trim, 0)
+        threading.Thread(target=self._trim, args=(0,), name="malloc_trim", daemon=True).start()
 
 
+_GRACE = 5.0
+"""Seconds that a server has to end when its requests have ended, or by a second signal."""
 _log = logging.getLogger(LOGGER)
+
+
+def end_process_after(seconds: float) -> None:
+    """End this process after so many seconds if it lives until then, whatever hangs in it."""
+
+    def end() -> None:
+        _log.error({"event": "ended", "reason": f"something in it hung for {seconds:g} seconds after a signal"})
+        os._exit(1)
+
+    timer = threading.Timer(seconds, end)
+    timer.daemon = True
+    timer.start()
 
 
 class DrainingServer(uvicorn.Server):
@@ -66,7 +82,12 @@ class DrainingServer(uvicorn.Server):
     Args:
         drain_timeout: seconds in which requests may finish.
         model: its name in requests.
+
+    Attributes:
+        last_resort: called with the seconds after which the process must have ended, with every signal.
     """
+
+    last_resort: Callable[[float], None] = staticmethod(lambda seconds: None)
 
     def __init__(self, config: uvicorn.Config, middleware: RequestMiddleware, drain_timeout: float, model: str) -> None:
         super().__init__(config)
@@ -83,10 +104,11 @@ class DrainingServer(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self.should_exit = self.force_exit = self._middleware.draining
         self._middleware.draining, self._signal = True, signal.Signals(sig).name
+        self.last_resort(_GRACE if self.force_exit else self._drain_timeout + _GRACE)
 
     async def on_tick(self, counter: int) -> bool:
         num_active, now = self._middleware.num_active, time.monotonic()
-        await self._freed_memory.tick(num_active)
+        self._freed_memory.tick(num_active)
         if self._signal and self._end == math.inf:  # here, since a signal may come while a line is written
             self._end = now + self._drain_timeout
             _log.info({"event": "draining", "signal": self._signal, "requests": num_active})
@@ -135,9 +157,11 @@ def bound_socket(options: ServerOptions) -> socket.socket:
 
 
 def serve(service: Service, listening: socket.socket) -> None:
-    """Serve until a signal ends it."""
+    """Serve until a signal ends it, and with it the process."""
+    server = make_server(service)
+    server.last_resort = end_process_after
     try:
-        make_server(service).run(sockets=[listening])
+        server.run(sockets=[listening])
     finally:
         service.close()
         _log.info({"event": "ended"})

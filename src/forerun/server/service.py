@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import defaultdict
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence as Seq
-from contextlib import contextmanager
+from collections import Counter, defaultdict
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence as Seq
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from functools import partial
 from importlib.util import find_spec
 from typing import Any, TypeVar
 
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 
 from forerun.chat.response_format import read_format
 from forerun.engine import LLM, AsyncLLM, StepOutput
@@ -26,6 +27,7 @@ from forerun.server.options import ServerOptions
 from forerun.server.protocol.model_texts import ModelTexts
 from forerun.server.protocol.requests import CompletionRequest
 from forerun.server.traffic_journal import ServerJournal, category_of
+from forerun.utils.children import CHILDREN, MOST_CHILDREN, in_thread
 
 T = TypeVar("T")
 
@@ -35,6 +37,53 @@ _SMALL_BODY = 1 << 15
 _KEPT_BYTES, _MOST_KEPT = 64 << 20, 4096
 """Of responses that are kept, which tenants share evenly."""
 _log = logging.getLogger(LOGGER)
+
+
+class Preparation:
+    """Threads that make requests of bodies, apart from the event loop's own, and shared fairly by tenants.
+
+    most_each: threads that one tenant may have.
+    """
+
+    def __init__(self, most_each: int) -> None:
+        self._most_each = most_each
+        self._executor = ThreadPoolExecutor(MOST_CHILDREN, "prepare")
+        self._running = Counter[str | None]()
+        self._waiting: list[tuple[str | None, asyncio.Future[None]]] = []
+
+    async def run(self, work: Callable[[], T], tenant: str | None) -> T:
+        """Return the result of work in one of the threads. Where this is cancelled, the work ends."""
+        ready = asyncio.get_running_loop().create_future()
+        self._waiting.append((tenant, ready))
+        self._start()
+        try:
+            await ready
+        except asyncio.CancelledError:
+            if ready.cancelled():
+                self._waiting.remove((tenant, ready))
+            else:
+                self._end(tenant)
+            raise
+        return await in_thread(work, self._executor, partial(self._end, tenant))
+
+    def _start(self) -> None:
+        """Let those begin that wait, of the tenant with the fewest threads first."""
+        while self._running.total() < MOST_CHILDREN:
+            possible = [each for each in self._waiting if self._running[each[0]] < self._most_each]
+            if not possible:
+                return
+            tenant, ready = chosen = min(possible, key=lambda each: self._running[each[0]])
+            self._waiting.remove(chosen)
+            self._running[tenant] += 1
+            ready.set_result(None)
+
+    def _end(self, tenant: str | None) -> None:
+        self._running[tenant] -= 1
+        self._start()
+
+    def close(self) -> None:
+        """Take no more work."""
+        self._executor.shutdown(wait=False, cancel_futures=True)
 
 
 class Service:
@@ -70,6 +119,9 @@ class Service:
         self.created = int(time.time())
         self._large_bodies = asyncio.Lock()
         share = max(len(options.api_key), 1)
+        self._preparation = Preparation(MOST_CHILDREN if share == 1 else MOST_CHILDREN // 2)
+        if llm.tokenizer is not None:
+            CHILDREN.start()  # it gets ready while nobody waits for it
         self.kept = defaultdict[str | None, KeptResponses](
             partial(KeptResponses, _KEPT_BYTES // share, _MOST_KEPT // share)
         )
@@ -80,6 +132,7 @@ class Service:
     def close(self) -> None:
         """End the engine thread, and write the rest of the journal."""
         self.engine.thread.close()
+        self._preparation.close()
         if self._journal is not None:
             self._journal.close()
 
@@ -100,6 +153,14 @@ class Service:
             return read(content)
         async with self._large_bodies:
             return await asyncio.to_thread(read, content)
+
+    async def prepared(self, request: Request, work: Callable[[], T]) -> T:
+        """Return the result of work for a request, in a thread that its tenant has a share of.
+
+        Raises:
+            ClientDisconnect: the client has gone; the work ends.
+        """
+        return await while_connected(request, self._preparation.run(work, request.state.tenant))
 
     def requests(self, completion: CompletionRequest, tenant: str | None) -> list[PromptRequest]:
         """Return the engine's requests of a request's prompts. Raises as `CompletionRequest.requests`.
@@ -197,3 +258,24 @@ class Service:
             "speculation": llm.drafter is None and "there is no drafter",
         }
         return {name: reason for name, reason in reasons.items() if reason}
+
+
+async def while_connected(request: Request, work: Awaitable[T]) -> T:
+    """Return the result of the work. Raises ClientDisconnect as soon as the client disconnects."""
+    task = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_gone(request))
+    try:
+        await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        raise ClientDisconnect
+    finally:
+        for each in (task, gone):
+            each.cancel()
+            with suppress(asyncio.CancelledError, Exception):
+                await each
+
+
+async def _gone(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import re
+from array import array
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b, sha256
+from inspect import unwrap
 from typing import Any
 
-from forerun.errors import IncompatibleDrafterError
+from forerun.errors import IncompatibleDrafterError, PromptError
+from forerun.utils.children import CHILDREN, TaskError, TaskLimitError
 
 
 def tokens_by_id(tokenizer: Any) -> dict[int, str]:
@@ -45,11 +48,40 @@ def backend(tokenizer: Any) -> dict[str, Any]:
     return contents
 
 
+_LONG = 1 << 16
+"""Characters of a text that is encoded in a child process: the library holds the interpreter for a second a MiB."""
+_SECONDS, _SECONDS_PER_CHARACTER = 1.0, 4e-6
+"""Processor time for that."""
+
+
 def encode_text(tokenizer: Any, text: str, *, special: bool) -> list[int]:
-    """Encode a text to token ids; special: with the tokens that the tokenizer puts before and after a text."""
+    """Encode a text to token ids; special: with the tokens that the tokenizer puts before and after a text.
+
+    Raises:
+        PromptError: a long text takes too much time or memory.
+    """
+    if len(text) > _LONG and _is_of_library(tokenizer):
+        limit = _SECONDS + _SECONDS_PER_CHARACTER * len(text)
+        try:
+            arguments, content = {"special": special}, text.encode()
+            _, ids = CHILDREN.perform("encode", arguments, content, seconds=limit, tokenizer=tokenizer)
+        except TaskLimitError as error:
+            raise PromptError(f"A text of {len(text):,} characters {error} to tokenize. Shorten it.") from None
+        except TaskError as error:
+            raise PromptError(f"A text of {len(text):,} characters cannot be tokenized: {error}.") from None
+        return array("I", ids).tolist()
     # not verbose: it would warn of texts longer than the length in its configuration, which says nothing of the model
-    ids: list[int] = tokenizer(text, add_special_tokens=special, verbose=False)["input_ids"]
-    return ids
+    found: list[int] = tokenizer(text, add_special_tokens=special, verbose=False)["input_ids"]
+    return found
+
+
+def _is_of_library(tokenizer: Any) -> bool:
+    """Return whether the library `tokenizers` alone makes its token ids."""
+    from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+    cls = type(tokenizer)
+    encodes = getattr(cls, "_encode_plus", None) is PreTrainedTokenizerFast._encode_plus
+    return encodes and unwrap(cls.__call__) is PreTrainedTokenizerBase.__call__
 
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")

@@ -65,10 +65,10 @@ def test_what_is_refused(served: Served, http: httpx.Client) -> None:
 
 def test_each_key_prepares_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else the time to the first token tells which schemas others use."""
-    made: list[str] = []
+    made: list[str | None] = []
     compiled = Grammars._compile
     monkeypatch.setattr(
-        Grammars, "_compile", lambda self, grammar: made.append(grammar.text) or compiled(self, grammar)
+        Grammars, "_compile", lambda self, grammar, tenant: made.append(tenant) or compiled(self, grammar, tenant)
     )
     body = {"messages": MESSAGES, "response_format": FORMAT, "max_tokens": 2}
     with serving(fake_llm(), api_key=("one", "two")) as served:

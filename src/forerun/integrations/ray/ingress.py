@@ -17,10 +17,11 @@ from forerun.errors import ReplicaError, RequestBodyError
 from forerun.integrations.ray.affinity import prefix_of
 from forerun.integrations.ray.messages import LOG_FIELDS, PROGRESS, ForwardedRequest
 from forerun.server.app import with_middleware
-from forerun.server.completions import error_events, while_connected
+from forerun.server.completions import error_events
 from forerun.server.metrics import HTTPMetrics
 from forerun.server.options import ServerOptions
 from forerun.server.progress import StreamState
+from forerun.server.service import while_connected
 
 SESSION_HEADER = b"x-session-id"
 """Ray Serve's own name of the header."""

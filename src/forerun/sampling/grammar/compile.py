@@ -6,14 +6,17 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from functools import partial
+from hashlib import blake2b
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from forerun.config import JSON_OBJECT, JSON_SCHEMA, REGEX, Grammar
+from forerun.config import Grammar
 from forerun.errors import GrammarDeadEndError, GrammarError
 from forerun.types import Bits, Matcher, forbid
+from forerun.utils import child_program
+from forerun.utils.children import CHILDREN, TaskError, TaskLimitError
 from forerun.utils.vocabulary import added_tokens, special_tokens
 
 if TYPE_CHECKING:
@@ -61,18 +64,20 @@ def said(message: str) -> str:
     return " ".join(message.replace("<non-verbose/>", "").split())[:300].rstrip(" .;")
 
 
-_MOST = 64
-"""Prepared grammars that are kept, those used last."""
-_FIRST_STEPS = 64
-"""First tokens that are tried when a grammar is prepared."""
-_JSON = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}
-"""JSON is written as Python's json.dumps writes it: blanks that may be left out or doubled would have to be drawn."""
+_MOST, _MOST_BYTES = 64, 1 << 28
+"""Prepared grammars that are kept, those used last, and bytes of all of them."""
+_MOST_VERDICTS = 1024
+_SECONDS = 2.0
+"""Processor time to compile a grammar and to follow it a little: most take a hundredth, and each is compiled twice."""
 _REMEDY = "Correct it, or leave it out."
 INSTALL = "Install it: pip install 'forerun[grammar]'"
+Key: TypeAlias = "tuple[str | None, Grammar]"
 
 
 class Grammars:
     """The compiled grammars of one target's requests. May be called from any thread.
+
+    A grammar is tried in a child process before it is compiled in this one, which nothing could interrupt.
 
     The request decides which tokens end an output: llguidance's own end token is never read.
 
@@ -86,7 +91,8 @@ class Grammars:
         self._hf_tokenizer, self._name, self._vocab_size = tokenizer, name, vocab_size
         self._lock = threading.Lock()
         self._tokenizer: LLTokenizer | None = None
-        self._prepared: OrderedDict[tuple[str | None, Grammar], LLMatcher] = OrderedDict()
+        self._prepared: OrderedDict[Key, tuple[LLMatcher, int]] = OrderedDict()  # with its bytes
+        self._verdicts: OrderedDict[tuple[str | None, bytes], dict[str, Any]] = OrderedDict()
 
     def prepare(self, grammar: Grammar, tenant: str | None = None) -> Callable[[], Matcher]:
         """Compile a grammar. Return a function that makes matchers of it, at their beginning.
@@ -102,13 +108,13 @@ class Grammars:
         with self._lock:
             found = self._prepared.get(key)
         if found is None:
-            found = self._compile(grammar)
+            found = self._compile(grammar, tenant)
         with self._lock:
             self._prepared[key] = found
             self._prepared.move_to_end(key)
-            while len(self._prepared) > _MOST:
+            while len(self._prepared) > _MOST or sum(nbytes for _, nbytes in self._prepared.values()) > _MOST_BYTES:
                 self._prepared.popitem(last=False)
-        return partial(self._matcher, found)
+        return partial(self._matcher, found[0])
 
     def special(self) -> dict[str, int]:
         """Return text -> id of the tokens that are no text to a grammar.
@@ -126,35 +132,44 @@ class Grammars:
             assert self._tokenizer is not None
             return GuidanceMatcher(compiled.deep_copy(), self._tokenizer.eos_token)
 
-    def _compile(self, grammar: Grammar) -> LLMatcher:
-        package = _package()
-        tokenizer = self._make_tokenizer(package)
-        limits = package.LLParserLimits(verbose_errors=False)
+    def _compile(self, grammar: Grammar, tenant: str | None) -> tuple[LLMatcher, int]:
+        tokenizer = self._make_tokenizer(_package())
+        verdict = self._verdict(grammar, tenant, tokenizer.eos_token)
         try:
-            compiled: LLMatcher = package.LLMatcher(tokenizer, _source(package, grammar), log_level=0, limits=limits)
+            if (reason := verdict.get("refused")) is not None:
+                raise ValueError(reason)
+            return child_program.compiled(tokenizer, grammar.kind, grammar.text), verdict["nbytes"]
         except ValueError as error:
-            raise _refused(grammar, str(error)) from None
-        if compiled.is_error():
-            raise _refused(grammar, compiled.get_error())
-        self._try(grammar, compiled)
-        return compiled
+            raise GrammarError(f"The {grammar.kind} cannot be followed: {said(str(error))}. {_REMEDY}") from None
 
-    def _try(self, grammar: Grammar, compiled: LLMatcher) -> None:
-        """Take first steps into the text: what exceeds a limit does so there. Raises GrammarError."""
-        try:
-            bits, may_end = self._matcher(compiled).allowed()
-            first = np.flatnonzero(np.unpackbits(bits, bitorder="little"))[:_FIRST_STEPS].tolist()
-            if not first and not may_end:
-                raise _refused(grammar, "it allows no text at all")
-            for token_id in first:
-                matcher = self._matcher(compiled)
-                if not matcher.accept(token_id):
-                    raise _refused(grammar, matcher.error or "what it allows is refused")
-            matcher = self._matcher(compiled)
-            if all(map(matcher.accept, matcher.forced())):
-                matcher.allowed()
-        except GrammarDeadEndError as error:
-            raise _refused(grammar, str(error)) from None
+    def _verdict(self, grammar: Grammar, tenant: str | None, end_id: int) -> dict[str, Any]:
+        """Return what `try_grammar` in a child process says of a grammar, unless it was tried before.
+
+        Raises:
+            GrammarError: it could not be tried.
+        """
+        key = (tenant, blake2b(f"{grammar.kind} {grammar.text}".encode(), digest_size=16).digest())
+        with self._lock:
+            verdict = self._verdicts.get(key)
+        if verdict is None:
+            arguments = {"num_tokens": self._num_tokens, "end_id": end_id, "kind": grammar.kind}
+            text, tokenizer = grammar.text.encode(), self._hf_tokenizer
+            try:
+                verdict, _ = CHILDREN.perform("try_grammar", arguments, text, seconds=_SECONDS, tokenizer=tokenizer)
+            except TaskLimitError as error:
+                verdict = {"refused": f"it {error}"}
+            except TaskError as error:
+                raise GrammarError(f"The {grammar.kind} could not be tried: {error}. Send it again.") from None
+        with self._lock:
+            self._verdicts[key] = verdict
+            self._verdicts.move_to_end(key)
+            while len(self._verdicts) > _MOST_VERDICTS:
+                self._verdicts.popitem(last=False)
+        return verdict
+
+    @property
+    def _num_tokens(self) -> int:
+        return max(self._vocab_size, len(self._hf_tokenizer))
 
     def _make_tokenizer(self, package: ModuleType) -> LLTokenizer:
         """Return llguidance's view of the tokenizer, which takes up to a second to make."""
@@ -174,7 +189,7 @@ class Grammars:
             raise GrammarError(f"The tokenizer of {self._name} has no special token that could end a text.")
         end_id = special[0] if tokenizer.eos_token_id is None else tokenizer.eos_token_id
         try:
-            return from_tokenizer(tokenizer, n_vocab=max(self._vocab_size, len(tokenizer)), eos_token=end_id)
+            return from_tokenizer(tokenizer, n_vocab=self._num_tokens, eos_token=end_id)
         except Exception as error:
             raise GrammarError(
                 f"The tokenizer of {self._name} cannot be used with grammars: {said(str(error))}. Take one of "
@@ -191,17 +206,3 @@ def _package() -> ModuleType:
             f"A grammar needs the package llguidance, which cannot be imported: {error}. {INSTALL}."
         ) from None
     return llguidance
-
-
-def _refused(grammar: Grammar, reason: str) -> GrammarError:
-    return GrammarError(f"The {grammar.kind} cannot be followed: {said(reason)}. {_REMEDY}")
-
-
-def _source(package: ModuleType, grammar: Grammar) -> str:
-    """Return the grammar as llguidance takes it. Raises ValueError."""
-    make = package.LLMatcher
-    if grammar.kind == JSON_OBJECT:
-        return str(make.grammar_from_json_schema({"type": "object"}, defaults=_JSON))
-    if grammar.kind == JSON_SCHEMA:
-        return str(make.grammar_from_json_schema(grammar.text, defaults=_JSON))
-    return str((make.grammar_from_regex if grammar.kind == REGEX else make.grammar_from_lark)(grammar.text))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Annotated, Any, Literal, NotRequired, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, create_model
@@ -337,7 +338,7 @@ def grammar_of(fields: Mapping[str, Format | StructuredOutputs | tuple[str, Any]
         raise RequestBodyError(f"{names} both constrain the answer. Give one of them.", [*chosen][-1])
     for name, (kind, value) in chosen.items():
         try:
-            return _MAKERS[kind](value)
+            return replace(_MAKERS[kind](value), field=name)
         except GrammarError as error:
             raise RequestBodyError(f"{name}: {error}", name) from None
     return None

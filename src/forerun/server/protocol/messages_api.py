@@ -155,10 +155,12 @@ class CountBody(MessagesBody):
         """Return the number of the prompt's tokens. Raises RequestBodyError."""
         tools = {"tools": [*chat_tools(self.tools, "input_schema")]} if self.tools else {}
         options = self._template_options() | tools
+        llm, name = service.llm, service.llm.target.name
         try:
-            return {"input_tokens": len(encode(self._chat(), service.llm.tokenizer, service.llm.target.name, options))}
+            ids = encode(self._chat(), llm.tokenizer, name, options, context_length=llm.target.context_length)
         except PromptError as error:
             raise RequestBodyError(str(error), "messages") from None
+        return {"input_tokens": len(ids)}
 
 
 _KINDS = ("text", "thinking", "tool_use", "tool_result")

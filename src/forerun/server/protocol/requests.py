@@ -18,7 +18,7 @@ from forerun.config import MAX_TOP_LOGPROBS, SamplingParams
 from forerun.engine import LLM
 from forerun.engine.chat_template import Prompt, encode
 from forerun.engine.sequence import Request
-from forerun.errors import ContextLengthError, PromptError, RequestBodyError
+from forerun.errors import ContextLengthError, GrammarError, PromptError, RequestBodyError
 from forerun.server.protocol.bodies import (
     Count,
     Format,
@@ -130,6 +130,8 @@ class CompletionRequest:
         except PromptError as error:
             code = "context_length_exceeded" if isinstance(error, ContextLengthError) else None
             raise RequestBodyError(str(error), self.prompt_field, code) from None
+        except GrammarError as error:
+            raise RequestBodyError(str(error), params.grammar.field if params.grammar else None) from None
         marks = texts.marks(form)
         return [replace(each, marks=marks) for each in made]
 

@@ -19,7 +19,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from forerun.engine.chat_template import encode
+from forerun.engine.chat_template import apply_template, encode
 from forerun.errors import ConfigError
 from forerun.train.accelerator import end_of_text
 from forerun.utils.json_file import Fields
@@ -249,5 +249,4 @@ class ChatText:
         return 0 <= text.find(_SYSTEM) < text.find(_USER)
 
     def _render(self, messages: list[dict[str, str]], *, answered: bool = False) -> str:
-        rendered: str = self.tokenizer.apply_chat_template(messages, add_generation_prompt=answered, tokenize=False)
-        return rendered
+        return apply_template(self.tokenizer, messages, add_generation_prompt=answered)

@@ -371,7 +371,8 @@ def _matched(tokens: TokenList) -> frozenset[int]:
 
 
 def _chat_template(tokens: TokenList) -> str | None:
-    """Return the chat template, if there is one, after compiling it in Transformers' sandbox.
+    """Return the chat template, if there is one, after reading it in Transformers' sandbox. It is not compiled here:
+    the compiler computes its constants, which may take any time.
 
     Raises:
         ModelLoadError: it is no string, or no Jinja template.
@@ -380,5 +381,5 @@ def _chat_template(tokens: TokenList) -> str | None:
 
     template = tokens.fields.string(CHAT_TEMPLATE, None)
     with as_load_errors(f"{tokens.fields.place}: {CHAT_TEMPLATE}: it is not a Jinja template", REMEDY):
-        _compile_jinja_template(template or "")
+        _compile_jinja_template("").environment.parse(template or "")
     return template or None
