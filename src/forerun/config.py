@@ -118,9 +118,10 @@ class Grammar:
         if isinstance(schema, str):
             return cls(JSON_SCHEMA, schema)
         try:
-            return cls(JSON_SCHEMA, json.dumps(schema, ensure_ascii=False, allow_nan=False))
+            text = json.dumps(schema, ensure_ascii=False, allow_nan=False)
         except (TypeError, ValueError, RecursionError) as error:
             raise GrammarError(f"The JSON schema cannot be written as JSON: {str(error)[:200]}. {_REMEDY}") from None
+        return cls(JSON_SCHEMA, text)
 
     @classmethod
     def regex(cls, pattern: str) -> Grammar:

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 from forerun.engine.request_checks import check_length, check_text, naming_prompt
 from forerun.errors import ContextLengthError, PromptError
-from forerun.utils.children import CHILDREN, TaskLimitError
+from forerun.utils.children import RENDERERS, TaskLimitError
 from forerun.utils.vocabulary import encode_text, longest_token
 
 Message: TypeAlias = Mapping[str, Any]
@@ -162,7 +162,7 @@ def apply_template(tokenizer: Any, messages: Seq[Message], **given: Any) -> str:
     if tools is not None:
         options["tools"] = [get_json_schema(tool) if callable(tool) else tool for tool in tools]
     arguments = {"template": template, "messages": [*messages], "given": options}
-    _, text = CHILDREN.perform("render", arguments, seconds=_RENDER_SECONDS)
+    _, text = RENDERERS.perform("render", arguments, seconds=_RENDER_SECONDS)
     return text.decode("utf-8", "surrogatepass")
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
 from pydantic.json_schema import models_json_schema
+from pydantic_core import to_json
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
@@ -125,7 +126,8 @@ def _add_answers(app: FastAPI, service: Service) -> None:
         async def computed(request: Request) -> Response:
             body: Any = await service.parsed(request, partial(validated, model))
             service.check_model(body.model)
-            return await service.prepared(request, lambda: JSONResponse(body.answer(service)))
+            content = await service.prepared(request, lambda: to_json(body.answer(service)))
+            return Response(content, media_type="application/json")
 
         return generated if url in BODIES else computed
 

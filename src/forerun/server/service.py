@@ -27,7 +27,7 @@ from forerun.server.options import ServerOptions
 from forerun.server.protocol.model_texts import ModelTexts
 from forerun.server.protocol.requests import CompletionRequest
 from forerun.server.traffic_journal import ServerJournal, category_of
-from forerun.utils.children import CHILDREN, MOST_CHILDREN, in_thread
+from forerun.utils.children import MOST_CHILDREN, RENDERERS, in_thread
 
 T = TypeVar("T")
 
@@ -121,7 +121,8 @@ class Service:
         share = max(len(options.api_key), 1)
         self._preparation = Preparation(MOST_CHILDREN if share == 1 else MOST_CHILDREN // 2)
         if llm.tokenizer is not None:
-            CHILDREN.start()  # it gets ready while nobody waits for it
+            RENDERERS.start()
+            llm.engine.grammars.get_ready()
         self.kept = defaultdict[str | None, KeptResponses](
             partial(KeptResponses, _KEPT_BYTES // share, _MOST_KEPT // share)
         )

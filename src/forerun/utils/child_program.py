@@ -24,6 +24,8 @@ MOST_BYTES = 1 << 26
 """Of an answer: more than any chat is long."""
 _NICENESS = 5
 """The steps of the engine come first."""
+RENDERS = "renders"
+"""Argument of a process that gets ready to render."""
 _LENGTHS = struct.Struct("<QQ")
 _STATM = Path("/proc/self/statm")
 Answer = tuple[dict[str, Any], bytes]
@@ -218,6 +220,8 @@ def main() -> None:
     with suppress(AttributeError, OSError):
         os.nice(_NICENESS)
     _limit_memory(MEMORY)
+    if RENDERS in sys.argv:
+        _templates()
     source, target = sys.stdin.buffer, sys.stdout.buffer
     while (frame := read_frame(source)) is not None:
         fields, answer = _answer(**frame[0], blob=frame[1])

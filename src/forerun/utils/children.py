@@ -109,8 +109,8 @@ class _Child:
         idle_since: of `time.monotonic`.
     """
 
-    def __init__(self) -> None:
-        command = [sys.executable, "-P", child_program.__file__]
+    def __init__(self, *arguments: str) -> None:
+        command = [sys.executable, "-P", child_program.__file__, *arguments]
         pipe, environment = subprocess.PIPE, os.environ | _ALONE | {"TOKENIZERS_PARALLELISM": "false"}
         self._process = subprocess.Popen(
             command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, env=environment, bufsize=-1
@@ -179,9 +179,13 @@ _TOO_LARGE = f"takes more than {MEMORY >> 30} GiB of memory"
 
 
 class Children:
-    """Processes that perform tasks for any threads, a few at once; they are started when they are needed."""
+    """Processes that perform tasks for any threads, a few at once; they are started when they are needed.
 
-    def __init__(self) -> None:
+    arguments: of the program.
+    """
+
+    def __init__(self, *arguments: str) -> None:
+        self._arguments = arguments
         self._free = threading.BoundedSemaphore(MOST_CHILDREN)
         self._lock = threading.Lock()
         self._idle: list[_Child] = []  # the one used last is at the end
@@ -222,7 +226,7 @@ class Children:
         """Start a child, unless there is one."""
         with self._lock:
             if not self._idle:
-                self._idle.append(_Child())
+                self._idle.append(_Child(*self._arguments))
 
     def close(self) -> None:
         """End the idle children."""
@@ -233,7 +237,7 @@ class Children:
 
     def forget(self) -> None:
         """Leave the children to the parent of a process that was forked."""
-        self.__init__()  # type: ignore[misc]
+        self.__init__(*self._arguments)  # type: ignore[misc]
 
     def _take(self) -> _Child:
         with self._lock:
@@ -243,7 +247,7 @@ class Children:
                     return child
                 child.close()
         try:
-            return _Child()
+            return _Child(*self._arguments)
         except OSError as failure:
             raise TaskError(f"no process can be started for it: {failure.strerror or failure}") from None
 
@@ -277,18 +281,21 @@ class Children:
             child.close()
 
 
-CHILDREN = Children()
-"""Of this process."""
-atexit.register(CHILDREN.close)
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=CHILDREN.forget)
+CHILDREN, RENDERERS = Children(), Children(child_program.RENDERS)
+"""For long texts and grammars, and for chat templates, which seldom take a thousandth of a second."""
+for each in (CHILDREN, RENDERERS):
+    atexit.register(each.close)
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=each.forget)
 
 
 @lru_cache(maxsize=2)
 def tokenizer_json(tokenizer: Any) -> tuple[str, bytes]:
     """Return a digest of a tokenizer's tokenizer.json, without padding and truncation, and the file."""
-    backend = copy(tokenizer.backend_tokenizer)
-    backend.no_padding()
-    backend.no_truncation()
+    backend = tokenizer.backend_tokenizer
+    if backend.padding is not None or backend.truncation is not None:
+        backend = copy(backend)
+        backend.no_padding()
+        backend.no_truncation()
     content = backend.to_str().encode()
     return blake2b(content, digest_size=16).hexdigest(), content

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from hashlib import blake2b
 from types import ModuleType
@@ -16,7 +17,7 @@ from forerun.config import Grammar
 from forerun.errors import GrammarDeadEndError, GrammarError
 from forerun.types import Bits, Matcher, forbid
 from forerun.utils import child_program
-from forerun.utils.children import CHILDREN, TaskError, TaskLimitError
+from forerun.utils.children import CHILDREN, TaskError, TaskLimitError, tokenizer_json
 from forerun.utils.vocabulary import added_tokens, special_tokens
 
 if TYPE_CHECKING:
@@ -171,16 +172,18 @@ class Grammars:
     def _num_tokens(self) -> int:
         return max(self._vocab_size, len(self._hf_tokenizer))
 
+    def get_ready(self) -> None:
+        """Make llguidance's view of the tokenizer, if it serves: it holds the interpreter for a second."""
+        with suppress(GrammarError):
+            self._make_tokenizer(_package())
+
     def _make_tokenizer(self, package: ModuleType) -> LLTokenizer:
-        """Return llguidance's view of the tokenizer, which takes up to a second to make."""
         with self._lock:
             if self._tokenizer is None:
                 self._tokenizer = self._read_tokenizer(package)
             return self._tokenizer
 
     def _read_tokenizer(self, package: ModuleType) -> LLTokenizer:
-        from llguidance.hf import from_tokenizer
-
         tokenizer = self._hf_tokenizer
         if tokenizer is None:
             raise GrammarError(f"{self._name} has no tokenizer, so there is no text that a grammar could hold to.")
@@ -189,7 +192,9 @@ class Grammars:
             raise GrammarError(f"The tokenizer of {self._name} has no special token that could end a text.")
         end_id = special[0] if tokenizer.eos_token_id is None else tokenizer.eos_token_id
         try:
-            return from_tokenizer(tokenizer, n_vocab=self._num_tokens, eos_token=end_id)
+            content = tokenizer_json(tokenizer)[1].decode()
+            made: LLTokenizer = package.LLTokenizer(content, n_vocab=self._num_tokens, eos_token=end_id)
+            return made
         except Exception as error:
             raise GrammarError(
                 f"The tokenizer of {self._name} cannot be used with grammars: {said(str(error))}. Take one of "
