@@ -361,7 +361,8 @@ class SamplingParams:
     )
     priority: int = option(
         0,
-        "Requests of higher priority come first, and take the places of others where there are none.",
+        "Requests of higher priority come first, and take the places of others where there are none; of the requests "
+        "of one tenant, and of those that name none. What a tenant's requests get of what all share is the same.",
         low=-100,
         high=100,
     )

@@ -238,7 +238,33 @@ class Draft(Tree):
             num_candidates=min(self.num_candidates, count),
             accept_probs=self.accept_probs[:count],
             sources=self.sources[:count],
+            hidden=None,
         )
+
+    def part(self, nodes: Iterable[int]) -> Draft:
+        """Return the draft of these nodes alone: parents before their children, and of siblings that were drawn all.
+
+        The target computes it from its first layer on.
+        """
+        chosen = list(nodes)
+        tree = Tree.part(self, chosen)
+        return replace(
+            self,
+            token_ids=tree.token_ids,
+            parents=tree.parents,
+            probs=None if self.probs is None else self.probs[[0, *(node + 1 for node in chosen)]],
+            num_candidates=sum(node < self.num_candidates for node in chosen),
+            accept_probs=[self.accept_probs[node] for node in chosen] if self.accept_probs else (),
+            sources=tuple([self.sources[node] for node in chosen]) if self.sources else (),
+            hidden=None,
+        )
+
+    def within(self, depth: int) -> Draft:
+        """Return its nodes of this depth at most, which were found, or drawn, without those below them."""
+        if len(self) <= depth:
+            return self
+        nodes = [node for node, each in enumerate(self.depths) if each <= depth]
+        return self if len(nodes) == len(self) else self.part(nodes)
 
     @classmethod
     def empty(cls) -> Draft:

@@ -56,7 +56,8 @@ def served_drafters(
 _REPEATABLE = "Repeatable: requests choose by name, the first is the default."
 _LLM_TYPED = ("acceptance", "cache_memory", "prefix_reuse", "max_model_len")
 _SERVER_TYPED = (
-    *("host", "port", "api_key", "metrics_key", "allowed_host", "request_timeout", "journal", "response_template"),
+    *("host", "port", "api_key", "metrics_key", "allowed_host", "trust_priority", "request_timeout", "journal"),
+    "response_template",
 )
 INSTALL = "pip install 'forerun[server]'"
 

@@ -236,8 +236,9 @@ class Drafter(ABC):
         """Return one draft for each sequence.
 
         Args:
-            num_draft_tokens: nodes of each draft at most, probes included; 0 for no draft. No node is deeper than
-                `sequence.room` (children of the last committed token have depth 1).
+            num_draft_tokens: nodes of each draft at most, probes included; 0 for no draft. Nodes deeper than
+                `sequence.room` are cut off (children of the last committed token have depth 1): a chain of more
+                tokens is work in vain.
             min_acceptance_prob: a node is useful only if the probability that it and all above it are accepted exceeds
                 this; a drafter
                 that can tell stops there. In a drawn chain, the token at which it stops is kept.

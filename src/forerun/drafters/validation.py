@@ -46,6 +46,8 @@ def checked_drafts(
 ) -> Seq[Draft]:
     """Draft, and check the drafts: always their shape, and types and numbers if the drafter is not built in.
 
+    Nodes deeper than an output can become are cut off: K is a number of nodes, whether of chains or trees.
+
     Tokens on a device are not read. What a drawn token's own distribution gives it, verification looks at.
 
     Args:
@@ -64,19 +66,19 @@ def checked_drafts(
     if len(drafts) != len(sequences):
         raise DrafterError(f"{name_of(drafter)} gave {len(drafts)} drafts for {len(sequences)} sequences.")
     is_built_in = _is_built_in(type(drafter))
-    for draft, sequence, max_nodes in zip(drafts, sequences, given, strict=True):
+    for draft, max_nodes in zip(drafts, given, strict=True):
         if not isinstance(draft, Draft):
             raise DrafterError(
                 f"{name_of(drafter)} gave {_type_name(draft)} for a draft. Return Draft.empty() for none."
             )
         if not is_built_in:
             _check_types(drafter, draft)
-        _check_shape(drafter, draft, max_nodes, sequence.room)
+        _check_shape(drafter, draft, max_nodes)
         if vocab_size is not None:
             check_tokens(drafter, draft, vocab_size, read=False)
         if draft.probs is not None:
             _check_probs(drafter, draft, vocab_size, is_built_in)
-    return drafts
+    return [draft.within(sequence.room) for draft, sequence in zip(drafts, sequences, strict=True)]
 
 
 def check_tokens(drafter: Drafter, draft: Draft, vocab_size: int, read: bool = True) -> None:
@@ -116,7 +118,7 @@ def _check_types(drafter: Drafter, draft: Draft) -> None:
             )
 
 
-def _check_shape(drafter: Drafter, draft: Draft, max_nodes: int, room: int) -> None:
+def _check_shape(drafter: Drafter, draft: Draft, max_nodes: int) -> None:
     n, parents, name = len(draft.token_ids), draft.parents, name_of(drafter)
     if n > max_nodes:
         raise DrafterError(f"{name} gave {n} tokens, but at most {max_nodes} were requested.")
@@ -133,8 +135,6 @@ def _check_shape(drafter: Drafter, draft: Draft, max_nodes: int, room: int) -> N
             f"{name} gave {len(draft.hidden)} hidden states for {n} nodes; only chains may "
             "come with them, one for the last committed token and one for each node."
         )
-    if n and draft.depth > room:
-        raise DrafterError(f"{name} gave a draft {draft.depth} tokens deep, but the output has room for {room}.")
 
 
 def _check_probs(drafter: Drafter, draft: Draft, vocab_size: int | None, is_built_in: bool) -> None:

@@ -167,7 +167,7 @@ class Engine:
             with naming_prompt(index, len(prompts)):
                 check_prompt(prompt, target)
                 self._memory.check(len(prompt), params)
-            made.append(Request(next(self._ids), list(prompt), params, stream, stop_ids, stops, flow))
+            made.append(Request(next(self._ids), list(prompt), params, stream, stop_ids, stops, flow, params.tenant))
         return made
 
     def enqueue(self, request: Request) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, deque
-from collections.abc import Hashable, Iterable, Iterator, Sequence as Seq
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence as Seq
 from dataclasses import dataclass, replace
 from itertools import chain
 
@@ -70,87 +70,77 @@ def _mixed(old: float, new: float) -> float:
     return DECAY * old + (1 - DECAY) * new if old else new
 
 
-FlowQueues = dict[Hashable, deque[SequenceState]]
-"""By flow, the waiting sequences, first come first."""
-
-
 class WaitingQueue:
-    """Orders waiting sequences: highest priority first; among these, flows of which nothing runs; then preempted
-    sequences, then the flow that has been given least (self-clocked fair queueing: Golestani, 1994), first come first.
+    """Orders waiting sequences: flows of which nothing runs; then preempted ones, then the flow that has been given
+    least (self-clocked fair queueing: Golestani, 1994), first come first. A priority delays those of lower priority in
+    its own scope alone.
 
     A sequence counts for its flow as the tokens of its prompt and its max_tokens. Requests without a flow count as one.
     """
 
     def __init__(self) -> None:
-        self._queues: dict[int, FlowQueues] = {}  # by priority
-        self._resuming: dict[int, deque[SequenceState]] = {}
+        self._queues: dict[tuple[Hashable, int, Hashable], deque[SequenceState]] = {}  # by scope, priority and flow
+        self._resuming: deque[SequenceState] = deque()
         self._given: dict[Hashable, int] = {}  # tokens, by flow that waits
         self._level = 0  # of the flow served last, with which a flow that comes begins
 
     def __len__(self) -> int:  # counted every time: an interrupt may come between a queue and its count
-        num_waiting = sum([len(states) for queues in self._queues.values() for states in queues.values()])
-        return num_waiting + sum(map(len, self._resuming.values()))
+        return len(self._resuming) + sum(map(len, self._queues.values()))
 
     def __iter__(self) -> Iterator[SequenceState]:
-        yield from chain(*self._resuming.values())
-        for queues in self._queues.values():
-            yield from chain(*queues.values())
+        yield from chain(self._resuming, *self._queues.values())
 
     def push(self, state: SequenceState) -> None:
         """Append a sequence behind those of its flow."""
-        request = state.request
-        self._given.setdefault(request.flow, self._level)
-        self._queues.setdefault(request.params.priority, {}).setdefault(request.flow, deque()).append(state)
+        self._given.setdefault(state.request.flow, self._level)
+        self._queues.setdefault(_queue_of(state), deque()).append(state)
 
     def push_back(self, state: SequenceState) -> None:
         """Put a sequence before all others of its priority, unless it is there already."""
-        resuming = self._resuming.setdefault(state.request.params.priority, deque())
-        if state not in resuming:
-            resuming.appendleft(state)
+        if state not in self._resuming:
+            self._resuming.appendleft(state)
 
     def first(self, running: Iterable[SequenceState]) -> SequenceState | None:
         """Return the sequence that is next beside the running ones; None if none waits."""
         if not self._queues and not self._resuming:
             return None
-        for priority in sorted({*self._queues, *self._resuming}, reverse=True):
-            queues: FlowQueues = self._queues.get(priority, {})
-            flows = sorted(filter(queues.get, queues), key=lambda flow: self._given.get(flow, self._level))
-            heads: list[SequenceState] = [*self._resuming.get(priority, ()), *(queues[flow][0] for flow in flows)]
-            if heads:  # `remove` may have been interrupted between a last state and its queue
-                busy = {state.request.flow for state in running}
-                return next((state for state in heads if state.request.flow not in busy), heads[0])
-        return None
+        # `remove` may have been interrupted between a last state and its queue
+        fresh = [states[0] for states in self._queues.values() if states]
+        heads = [*self._resuming, *sorted(fresh, key=lambda state: self._given.get(state.request.flow, self._level))]
+        highest: dict[Hashable, int] = {}
+        for state in heads:
+            scope, priority = state.request.scope, state.request.params.priority
+            highest[scope] = max(highest.get(scope, priority), priority)
+        heads = [state for state in heads if state.request.params.priority == highest[state.request.scope]]
+        busy = {state.request.flow for state in running}
+        return next((state for state in heads if state.request.flow not in busy), heads[0] if heads else None)
 
     def take(self, state: SequenceState) -> None:
         """Remove a sequence that is admitted."""
-        request = state.request
-        if state not in self._resuming.get(request.params.priority, ()):
-            given = self._given.get(request.flow, self._level) + state.sequence.max_length
-            self._given[request.flow] = given
+        flow = state.request.flow
+        if state not in self._resuming:
+            given = self._given.get(flow, self._level) + state.sequence.max_length
+            self._given[flow] = given
             self._level = max(self._level, given)
         self.remove(state)
 
     def remove(self, state: SequenceState) -> None:
         """Remove a sequence, if it is there."""
-        request = state.request
-        priority, flow = request.params.priority, request.flow
-        resuming = self._resuming.get(priority)
-        if resuming is not None and state in resuming:
-            resuming.remove(state)
-            if not resuming:
-                del self._resuming[priority]
-            return
-        queues = self._queues.get(priority, {})
-        if state not in queues.get(flow, ()):
-            return
-        queues[flow].remove(state)
-        if not queues[flow]:
-            del queues[flow]
-            self._given.pop(flow, None)
-            if not queues:
-                del self._queues[priority]
+        key = _, _, flow = _queue_of(state)
+        if state in self._resuming:
+            self._resuming.remove(state)
+        elif state in self._queues.get(key, ()):
+            self._queues[key].remove(state)
+            if not self._queues[key]:
+                del self._queues[key]
+                if not any(other == flow for _, _, other in self._queues):
+                    self._given.pop(flow, None)
         if not self._queues and not self._resuming:
             self._level = 0
+
+
+def _queue_of(state: SequenceState) -> tuple[Hashable, int, Hashable]:
+    return state.request.scope, state.request.params.priority, state.request.flow
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -185,7 +175,9 @@ class Scheduler:
     """Holds waiting and running sequences. A running sequence stays until it finishes, unless memory runs out or a
     request of higher priority waits: then the lowest in rank is preempted, and computed again later.
 
-    In rank, higher priority comes first, then who came first.
+    Priorities are compared within a scope alone: what one tenant gives its requests takes nothing from another's. In
+    rank, those come first above which their scope runs no priority, then those above which it runs one, and so on;
+    among these, who came first.
 
     Args:
         target: whose pool the sequences' pages come from.
@@ -242,22 +234,24 @@ class Scheduler:
     def preempted(self) -> SequenceState | None:
         """Return the sequence to preempt before the next step, because memory runs out, a waiting request has a higher
         priority, or nothing of its flow runs and more than one sequence of another; None if there is none."""
-        last = max(self.running, key=_rank, default=None)
-        if last is None:
+        if not self.running:
             return None
+        rank = self._ranks().__getitem__
         if len(self.running) > 1 and self._is_short():
-            return last
+            return max(self.running, key=rank)
         first = self.waiting.first(self.running)
         if first is None or self._can_start(first):
             return None
-        if first.request.params.priority > last.request.params.priority:
+        scope, priority = first.request.scope, first.request.params.priority
+        last = max((state for state in self.running if state.request.scope == scope), key=rank, default=None)
+        if last is not None and priority > last.request.params.priority:
             return last
         flows = Counter(state.request.flow for state in self.running)
         ((flow, count),) = flows.most_common(1)
         if first.request.flow in flows or count == 1:
             return None
-        victim = max((state for state in self.running if state.request.flow == flow), key=_rank)
-        return victim if victim.request.params.priority <= first.request.params.priority else None
+        victim = max((state for state in self.running if state.request.flow == flow), key=rank)
+        return victim if victim.request.scope != scope or victim.request.params.priority <= priority else None
 
     def requeue(self, state: SequenceState) -> None:
         """Put a preempted sequence back into the queue."""
@@ -313,14 +307,14 @@ class Scheduler:
         return Schedule(turns, ready, plan)
 
     def _prompts(self, rows: int, pages: float) -> list[tuple[SequenceState, int]]:
-        """Return the next chunks of prompts, in rank, a flow's second sequence after the first of every other, as far
-        as rows and pages suffice."""
+        """Return the next chunks of prompts, as far as rows and pages suffice. Scopes take turns; within one, higher
+        priority comes first, then a flow's second sequence after the first of every other."""
         turns = []
-        places, flows = dict[SequenceState, int](), Counter[Hashable]()
-        for state in sorted(self.running, key=_rank):
-            places[state] = flows[state.request.flow]
-            flows[state.request.flow] += 1
-        for state in sorted(places, key=lambda state: (-state.request.params.priority, places[state])):
+        states = sorted(self.running, key=_by_priority)
+        places = _places(states, lambda state: (state.request.scope, state.request.flow))
+        states.sort(key=lambda state: (-state.request.params.priority, places[state]))
+        places = _places(states, lambda state: state.request.scope)
+        for state in sorted(states, key=lambda state: (places[state], state.sequence.id)):
             if state.num_uncomputed_tokens == 1 or rows == 0:
                 continue
             num_tokens = self._memory.chunk(state, min(state.num_uncomputed_tokens, self._chunk, rows))
@@ -331,6 +325,17 @@ class Scheduler:
                 rows -= num_tokens
                 turns.append((state, num_tokens))
         return turns
+
+    def _ranks(self) -> dict[SequenceState, tuple[int, int]]:
+        """Return the rank of every running sequence."""
+        scopes: dict[Hashable, set[int]] = {}
+        for state in self.running:
+            scopes.setdefault(state.request.scope, set()).add(state.request.params.priority)
+        ranks = {}
+        for state in self.running:
+            priority, others = state.request.params.priority, scopes[state.request.scope]
+            ranks[state] = sum(each > priority for each in others), state.sequence.id
+        return ranks
 
     def _can_start(self, state: SequenceState) -> bool:
         """Return whether the sequence can start beside the running ones, with pages for the tokens of all."""
@@ -352,7 +357,7 @@ class Scheduler:
         entered = [state for state in self.running if state.cache is not None]
         ready = [state for state in entered if state.num_uncomputed_tokens == 1]
         if not ready and entered:
-            ready = [min(entered, key=_rank)]
+            ready = [min(entered, key=self._ranks().__getitem__)]
         return sum(state.pages_wanted(1) for state in ready) > self._pool.num_available
 
 
@@ -381,5 +386,15 @@ def _limit_to_pages(plan: DraftPlan, ready: Seq[SequenceState], pages: float) ->
     return replace(plan, num_draft_tokens=num_draft_tokens, reason=plan.reason if any(num_draft_tokens) else "no room")
 
 
-def _rank(state: SequenceState) -> tuple[int, int]:
+def _by_priority(state: SequenceState) -> tuple[int, int]:
     return -state.request.params.priority, state.sequence.id
+
+
+def _places(states: Iterable[SequenceState], group_of: Callable[[SequenceState], Hashable]) -> dict[SequenceState, int]:
+    """Return for each sequence the number of those before it in its group."""
+    counts, places = Counter[Hashable](), dict[SequenceState, int]()
+    for state in states:
+        group = group_of(state)
+        places[state] = counts[group]
+        counts[group] += 1
+    return places

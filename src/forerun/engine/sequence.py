@@ -37,6 +37,7 @@ class Request:
         stop_ids: token ids that end the output: the model's EOS, unless ignored, and the request's own.
         stops: strings that end it.
         flow: the scheduler is fair to flows: a tenant, or the requests of one body.
+        scope: priorities are compared within a scope: a tenant, or None where they count among all.
         prompt: as text, where it was given as text.
         marks: id -> text of the special tokens that are part of the answer's text.
     """
@@ -48,6 +49,7 @@ class Request:
     stop_ids: frozenset[int]
     stops: StopStrings = NO_STOPS
     flow: Hashable = None
+    scope: Hashable = None
     prompt: str | None = None
     marks: Mapping[int, str] = field(default_factory=dict)
 

@@ -65,7 +65,7 @@ async def answer(service: Service, url: str, request: Request) -> Response:
     completion = await service.parsed(request, read)
     service.check_model(completion.model)
     async with AsyncExitStack() as stack:
-        stack.enter_context(service.admitted(completion))
+        stack.enter_context(service.admitted(completion, request.state.tenant))
         requests = await service.prepared(request, partial(service.requests, completion, request.state.tenant))
         active = ActiveResponse(service, completion, requests, request)
         stack.push_async_callback(active.outputs.aclose)

@@ -52,6 +52,9 @@ class ServerOptions:
         (), "An origin whose pages may call the server from a browser; * is every one.", metavar="ORIGIN"
     )
     max_queue: int = option(256, "Choices that may wait beyond --max-batch; requests beyond that are refused.", low=0)
+    trust_priority: bool = option(
+        False, "Let a request's priority count among the requests of all keys, not of its own key alone."
+    )
     max_body: float = option(4.0, "MiB of a request's body; a larger one is refused unread.", low=0, above=True)
     max_prompts: int = option(256, "Choices that one request may ask for, of all of its prompts.", low=1)
     body_timeout: float = option(30.0, "Seconds in which a request's body must have come.", low=0, above=True)

@@ -98,7 +98,6 @@ class Service:
         metric_factory: made its metrics.
         texts: of the target's tokens.
         kept: tenant -> its responses.
-        num_choices: choices in the engine or waiting for it.
         created: time of loading, Unix time in seconds.
 
     Raises:
@@ -111,7 +110,7 @@ class Service:
         self.llm, self.name, self.options = llm, name, options
         self.engine = AsyncLLM(llm)
         self.metric_factory = metric_factory or Prometheus(name)
-        self.num_choices = 0
+        self._num_held = Counter[str | None]()  # choices, by tenant
         self.metrics = Metrics(llm, self.live, self.metric_factory)
         template = options.response_template
         self.texts = ModelTexts(llm.tokenizer, None if template is None else read_format(template))
@@ -129,6 +128,11 @@ class Service:
         self._journal = (
             None if options.journal is None else ServerJournal(llm, name, options.journal, options.journal_size)
         )
+
+    @property
+    def num_choices(self) -> int:
+        """Return the number of choices in the engine or waiting for it."""
+        return self._num_held.total()
 
     def close(self) -> None:
         """End the engine thread, and write the rest of the journal."""
@@ -169,11 +173,14 @@ class Service:
         tenant: None without keys: then each body has its own share of the engine.
         """
         owned = replace(completion, params=replace(completion.params, tenant=tenant))
-        return owned.requests(self.llm, self.texts, tenant or object())
+        made = owned.requests(self.llm, self.texts, tenant or object())
+        return [replace(each, scope=None) for each in made] if self.options.trust_priority else made
 
     @contextmanager
-    def admitted(self, completion: CompletionRequest) -> Iterator[None]:
+    def admitted(self, completion: CompletionRequest, tenant: str | None) -> Iterator[None]:
         """Reserve places in the queue for a request's choices, until the end.
+
+        Half of the places are kept for the keys, as many for each: however many one key holds, another finds its own.
 
         Raises:
             QueueFullError: the queue is full.
@@ -187,16 +194,20 @@ class Service:
                 param=completion.prompt_field,
             )
         most = self.llm.engine.config.max_batch + self.options.max_queue
-        if self.num_choices and self.num_choices + count > most:
+        num_others = max(len({*self.options.api_key}) - 1, 0)
+        own = most // (2 * (num_others + 1))
+        kept = own * num_others - sum(min(num, own) for key, num in self._num_held.items() if key != tenant)
+        if self.num_choices and self.num_choices + count > most - kept:
+            more = f", {kept} more are kept for other keys" if kept else ""
             raise QueueFullError(
-                f"{self.num_choices} choices are computed or wait, of at most {most}, and the request asks for "
+                f"{self.num_choices} choices are computed or wait, of at most {most}{more}, and the request asks for "
                 f"{count}. Send it again later."
             )
-        self.num_choices += count
+        self._num_held[tenant] += count
         try:
             yield
         finally:
-            self.num_choices -= count
+            self._num_held[tenant] -= count
 
     def outputs(
         self, completion: CompletionRequest, requests: Seq[PromptRequest], request: Request

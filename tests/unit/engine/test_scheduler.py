@@ -103,11 +103,89 @@ def test_tenants_take_turns() -> None:
     assert [each for each in order if each in busy] == busy
 
 
-def enqueue(engine: Engine, prompts: list[list[int]], params: SamplingParams, flow: object) -> list[int]:
+def enqueue(
+    engine: Engine, prompts: list[list[int]], params: SamplingParams, flow: object = None, trusted: bool = False
+) -> list[int]:
     requests = engine.requests(prompts, params, flow=flow)
     for request in requests:
-        engine.enqueue(request)
+        engine.enqueue(replace(request, scope=None) if trusted else request)
     return [request.id for request in requests]
+
+
+def running(engine: Engine) -> list[int]:
+    return [state.request.id for state in engine.scheduler.running]
+
+
+LOUD = replace(GREEDY, tenant="loud", priority=100, max_tokens=100, ignore_eos=True)
+QUIET = replace(GREEDY, tenant="quiet")
+
+
+@pytest.mark.parametrize("trusted", [False, True], ids=["", "trusted"])
+def test_a_priority_takes_nothing_from_another_tenant(trusted: bool) -> None:
+    """Neither slots nor turns, unless all priorities are compared."""
+    _, engine = engine_of(1000, max_batch=2)
+    loud = enqueue(engine, [[1, 2, i] for i in range(6)], LOUD, trusted=trusted)
+    engine.step()
+    (quiet,) = enqueue(engine, [[3, 4]], QUIET, trusted=trusted)
+    engine.step()
+    assert running(engine) == (loud[:2] if trusted else [loud[0], quiet])
+    enqueue(engine, [[1, 3], [1, 4]], LOUD, trusted=trusted)
+    order = []
+    while engine.has_work:
+        order += [output.request_id for output in engine.step() if output.choice is not None]
+        check(engine)
+    assert order[-1 if trusted else 0] == quiet and len(order) == 9
+
+
+def test_a_tenant_s_priority_orders_its_own_requests() -> None:
+    """Those that wait, and those that run, whatever runs of others."""
+    _, engine = engine_of(1000, max_batch=3)
+    others = enqueue(engine, [[1, i] for i in range(4)], replace(LOUD, max_tokens=300))
+    low = enqueue(engine, [[2, i] for i in range(3)], replace(QUIET, max_tokens=40, ignore_eos=True, priority=-7))
+    engine.step()
+    assert running(engine) == [others[0], *low[:2]]
+    (high,) = enqueue(engine, [[3, 4]], QUIET)
+    engine.step()
+    assert running(engine) == [others[0], low[0], high]
+    order = []
+    while engine.has_work:
+        order += [output.request_id for output in engine.step() if output.choice is not None]
+    assert [each for each in order if each not in others] == [high, *low]
+
+
+def test_a_tenant_s_prompts_take_turns_with_those_of_another_s_higher_priority() -> None:
+    _, engine = engine_of(1000, max_batch=8)
+    loud = enqueue(engine, [[1] * 500, [2] * 500, [3] * 500], LOUD)
+    (low,) = enqueue(engine, [[4] * 100], replace(QUIET, priority=-3))
+    (high,) = enqueue(engine, [[5] * 100], QUIET)
+    begun: list[int] = []
+    while len(begun) < 5:
+        engine.step()
+        states = engine.scheduler.running
+        begun += [state.request.id for state in states if state.sequence.num_output and state.request.id not in begun]
+    assert (begun[0], begun[-1]) == (high, loud[-1]) and low in begun
+    finish(engine)
+
+
+def test_short_memory_takes_from_the_latest_whatever_another_tenant_s_priority() -> None:
+    _, engine = engine_of(10, prefix_reuse="off")
+    (first,) = enqueue(engine, [[1, 2, 3, 4, 5, 6]], replace(QUIET, max_tokens=26, ignore_eos=True))
+    (last,) = enqueue(engine, [[1, 2, 3, 4, 5, 6]], replace(LOUD, max_tokens=26))
+    outputs = finish(engine)
+    assert [outputs[each, 0].choice.stats.num_preemptions > 0 for each in (first, last)] == [False, True]
+
+
+def test_a_flow_keeps_its_turn_when_a_request_of_high_priority_has_gone() -> None:
+    """What it was given is remembered while anything of it waits."""
+    _, engine = engine_of(1000, max_batch=1)
+    enqueue(engine, [[2, i] for i in range(9)], replace(LOUD, max_tokens=12))
+    engine.step()
+    low = enqueue(engine, [[1, i] for i in range(2)], replace(QUIET, priority=-1))
+    (urgent,) = enqueue(engine, [[3, 4]], QUIET)
+    order: list[int] = []
+    while engine.has_work:
+        order += [output.request_id for output in engine.step() if output.choice is not None]
+    assert [order.index(each) for each in (urgent, *low)] == [2, 4, 6]
 
 
 def test_a_newcomer_gets_a_slot_of_a_flow_that_has_several() -> None:
@@ -332,7 +410,7 @@ def mixes(draw: st.DrawFn) -> Mix:
             seed=draw(st.integers(0, 9)),
             max_tokens=draw(st.integers(1, 14)),
             priority=draw(st.sampled_from([0, 0, 3])),
-            tenant=draw(st.sampled_from([None, None, "a"])),
+            tenant=draw(st.sampled_from([None, None, "a", "b"])),
             ignore_eos=True,
             logprobs=draw(st.sampled_from([None, 0])),
             prompt_logprobs=draw(st.sampled_from([None, None, 1])),

@@ -64,15 +64,16 @@ def held(served: Served) -> Iterator[Callable[[], None]]:
         free.set()
 
 
-def raw_post(served: Served, body: dict[str, Any], length: int | None = None) -> socket.socket:
+def raw_post(served: Served, body: dict[str, Any], length: int | None = None, **headers: str) -> socket.socket:
     """A connection on which a request has been sent; length: what the header says."""
     host, port = re.findall(r"//(.*):(\d+)", served.url)[0]
     connection = socket.create_connection((host, int(port)), timeout=LIMIT)
     content = json.dumps(body).encode()
     head = (
         f"POST {COMPLETIONS} HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
-        f"Content-Length: {length or len(content)}\r\n\r\n"
+        f"Content-Length: {length or len(content)}\r\n"
     )
+    head += "".join(f"{name}: {value}\r\n" for name, value in headers.items()) + "\r\n"
     connection.sendall(head.encode() + content)
     return connection
 
@@ -148,6 +149,53 @@ def test_the_queue_is_limited() -> None:
             assert connection.recv(100).startswith(b"HTTP/1.1 200 ")
             connection.close()
         assert http.post(COMPLETIONS, json=SHORT).status_code == 200
+
+
+def test_a_key_cannot_fill_the_queue() -> None:
+    """Of 8 places 2 are kept for each of two keys."""
+    with running(max_queue=4, api_key=("one", "two")) as (served, http), held(served) as release:
+        one, two = ({"authorization": f"Bearer {key}"} for key in ("one", "two"))
+        connections = [raw_post(served, SHORT, **one) for _ in range(6)]
+        until(lambda: served.service.num_choices == 6)
+        refused = http.post(COMPLETIONS, json=SHORT, headers=one)
+        assert refused.status_code == 429 and "2 more are kept for other keys" in refused.text
+        connections += [raw_post(served, SHORT, **two)]
+        until(lambda: served.service.num_choices == 7)
+        refused = http.post(COMPLETIONS, json=SHORT, headers=one)
+        assert refused.status_code == 429 and "1 more are kept for other keys" in refused.text
+        connections += [raw_post(served, SHORT, **two)]
+        until(lambda: served.service.num_choices == 8)
+        for headers in (one, two):
+            assert http.post(COMPLETIONS, json=SHORT, headers=headers).status_code == 429
+        release()
+        for connection in connections:
+            assert connection.recv(100).startswith(b"HTTP/1.1 200 ")
+            connection.close()
+
+
+@pytest.mark.parametrize(
+    ("key", "priority", "trusted", "place"),
+    [("two", 0, False, 0), ("two", 0, True, 4), ("one", 0, False, 4), ("one", 60, False, 0)],
+    ids=["another's", "another's, trusted", "its own, later", "its own, first"],
+)
+def test_a_priority_is_that_of_one_key(key: str, priority: int, trusted: bool, place: int) -> None:
+    """The batch and the queue are full of one key's urgent requests: another key's request is answered first."""
+    long = LONG | {"max_tokens": 300, "priority": 50}
+    with running(api_key=("one", "two"), trust_priority=trusted) as (served, _), held(served) as release:
+        ended: list[int] = []
+        record = served.service.record
+        served.service.record = lambda output, *rest: (  # type: ignore[method-assign]
+            ended.append(len(output.choice.token_ids)) or record(output, *rest)  # type: ignore[func-returns-value]
+        )
+        connections = [raw_post(served, long, authorization="Bearer one") for _ in range(6)]
+        until(lambda: len(served.service.engine.thread._jobs) == 6)
+        connections += [raw_post(served, SHORT | {"priority": priority}, authorization=f"Bearer {key}")]
+        until(lambda: len(served.service.engine.thread._jobs) == 7)
+        release()
+        for connection in connections:
+            assert connection.recv(100).startswith(b"HTTP/1.1 200 ")
+            connection.close()
+        assert ended.index(3) == place  # there are free slots when four have ended
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])

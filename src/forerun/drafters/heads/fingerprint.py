@@ -4,7 +4,8 @@ A head reads its target's hidden states, so it fits one set of weights. The same
 in bfloat16 or float32, GGUF with blocks of 4 to 8 bits, weights quantized at load. Bytes differ between these, names of
 files and of tensors too, and a tokenizer is shared by many models. What they have in common: the sizes (vocabulary,
 width, number of weights, which reveals a pruned copy), and nearly all signs of the weights. So a fingerprint is the
-sizes and the signs of fixed entries of the embedding and of the output layer, which are compared bit by bit.
+sizes and the signs of fixed entries of the embedding and of the output layer, which are compared bit by bit. A file may
+hold a tied embedding twice, in two formats: such a copy is not counted.
 
 Rounding changes the sign of an entry near zero alone: about 0.5 % of them at 8 bits, 3 % at 4 bits. Models that were
 trained from different starts agree in half of them. `MAX_DIFFERENT` lies between. A model that was trained a little
@@ -77,6 +78,12 @@ class Fingerprint:
             return None
         return cls(int(parts[0]), int(parts[1]), int(parts[2]), parts[3], parts[4])
 
+    @property
+    def is_tied(self) -> bool:
+        """Return whether the output layer is known to be the embedding, perhaps in another number format."""
+        is_known = bool(self.embedding and self.output)
+        return is_known and _share_different(self.embedding, self.output) <= MAX_DIFFERENT
+
     def difference(self, other: Fingerprint) -> str:
         """Describe in which part two fingerprints differ; empty for one target."""
         sizes = {
@@ -84,7 +91,10 @@ class Fingerprint:
             "wide": (self.hidden_size, other.hidden_size),
             "weights": (self.num_parameters, other.num_parameters),
         }
+        copy = self.vocab_size * self.hidden_size
         for what, (one, two) in sizes.items():
+            if what == "weights" and abs(one - two) == copy and self.is_tied and other.is_tied:
+                continue  # one of the files holds the embedding a second time, as its output layer
             if one != two and one and two:
                 return f"{one:,} {what}, not {two:,}"
         for what, one_bits, two_bits in (

@@ -21,7 +21,7 @@ from torch import Tensor
 from forerun.config import SamplingParams
 from forerun.engine import Choice
 from forerun.lab.audit.certificate import Check, Layer
-from forerun.lab.audit.engine_layer import Audited, AuditRequest, AuditRun, broken, num_drafted
+from forerun.lab.audit.engine_layer import Audited, AuditRequest, AuditRun, broken, note_first_error, num_drafted
 from forerun.lab.audit.settings import AuditOptions, bit_options
 from forerun.lab.audit.statistics import share_found
 from forerun.models import LanguageModel, Rows
@@ -77,6 +77,7 @@ def bits_layer(
         say(f"Bits: {run.name}")
         answers = audited.answers(requests, run, settings.seed)
         layer.tests.append(_compared(audited, layer, run.name, names, requests, expected, answers))
+        note_first_error(layer, answers)
     return layer
 
 
@@ -113,14 +114,14 @@ def _compared(
 ) -> Check:
     """Check one run; findings about wrong answers are added to the layer."""
     wrong: dict[str, int] = {}
-    differences: list[str] = []
+    differences, errors = list[str](), list[Exception]()
     near_ties = compared = left_open = 0
     for name, one, plain, other in zip(names, requests, expected, answers, strict=True):
         if isinstance(plain, Exception):
             continue
         if isinstance(other, Exception):
             compared, wrong[name] = compared + 1, wrong.get(name, 0) + 1
-            differences.append(f"{name}: the request ended with {type(other).__name__}, and plainly it did not")
+            errors.append(other)
             continue
         for ours, theirs in zip(plain, other, strict=True):
             compared += 1
@@ -140,7 +141,7 @@ def _compared(
     if wrong:
         by_options = ", ".join(f"{name}: {count}" for name, count in wrong.items())
         layer.findings.append(f"{run}: {sum(wrong.values())} of {compared} answers differ ({by_options}).")
-        layer.findings += [f"{run}, {line}." for line in dict.fromkeys(differences[:_MOST_SHOWN])]
+        layer.findings += [f"{run}, {line}." for line in dict.fromkeys([*broken(errors), *differences][:_MOST_SHOWN])]
     drafted, accepted = num_drafted(answers)
     note = f"{near_ties} near-ties" if near_ties else ""
     note += f", {left_open} differences that were not replayed" if left_open else ""

@@ -11,10 +11,13 @@ import random
 from collections.abc import Callable, Sequence as Seq
 from dataclasses import dataclass, replace
 from itertools import cycle, islice
+from pathlib import PurePath
+from traceback import walk_tb
 
 from forerun.config import AUTO, LOSSY_RULES, MAX_SEED, EngineConfig, SamplingParams
 from forerun.drafters import Drafter
 from forerun.engine import Choice, Engine
+from forerun.errors import ForerunError
 from forerun.lab.audit.certificate import Check, Layer
 from forerun.lab.audit.distributions import ContinuationCells, DrawnDrafts, Path, TargetDistributions
 from forerun.lab.audit.settings import SAMPLED, Sampled
@@ -22,6 +25,7 @@ from forerun.lab.audit.statistics import NOTHING, GTest, Numbers, g_test
 from forerun.models import LanguageModel
 from forerun.speculation import DraftPlan, FixedPolicy, SpeculationPolicy
 from forerun.types import Sequence
+from forerun.utils.foreign_errors import reason
 
 _MIN_ACCEPTANCE_PROB = 0.3
 """Above it a drafter's estimate of acceptance goes on; high enough that drafts end early now and then."""
@@ -151,7 +155,7 @@ def num_drafted(answers: Seq[list[Choice] | Exception]) -> tuple[int, int]:
     return sum(stats.num_draft_tokens for stats in every), sum(stats.num_accepted_tokens for stats in every)
 
 
-def broken(answers: Seq[list[Choice] | Exception]) -> list[str]:
+def broken(answers: Seq[object]) -> list[str]:
     """Count the types of errors that ended requests; return a phrase for each."""
     counts: dict[str, int] = {}
     for found in answers:
@@ -159,6 +163,24 @@ def broken(answers: Seq[list[Choice] | Exception]) -> list[str]:
             name = type(found).__name__
             counts[name] = counts.get(name, 0) + 1
     return [f"{count} requests ended with {name}" for name, count in counts.items()]
+
+
+_FIRST_ERROR = "The first error: "
+
+
+def note_first_error(layer: Layer, answers: Seq[object]) -> None:
+    """Add the text of the first error that ended a request to the layer's notes, once, with the last line of the
+    drafter's package that raised it."""
+    error = next((found for found in answers if isinstance(found, Exception)), None)
+    if error is None or any(note.startswith(_FIRST_ERROR) for note in layer.notes):
+        return
+    place, package = "", "forerun"
+    for frame, line in walk_tb(error.__traceback__):
+        name = frame.f_globals.get("__name__", "").partition(".")[0]
+        package = name if package == "forerun" else package  # that of a foreign drafter is the first beside forerun
+        if name == package and not (name == "forerun" and isinstance(error, ForerunError)):  # whose text tells enough
+            place = f" ({PurePath(frame.f_code.co_filename).name}, line {line}, in {frame.f_code.co_name})"
+    layer.notes.append(f"{_FIRST_ERROR}{reason(error)}{place}.")
 
 
 LENGTH = 6
@@ -240,6 +262,7 @@ def _test(
     if errors := broken(answers):
         test = replace(test, verdict="fail", note="; ".join(errors))
         layer.findings.append(f"{sampled.name}: {test.note}.")
+        note_first_error(layer, answers)
     elif test.verdict == "fail":
         p_value = _compared(_counted(known, requests, audited.answers(requests, _PLAIN, seed))).p_value
         blame = "plain decoding deviates too" if p_value < level else f"plain decoding does not (p = {p_value:.2g})"

@@ -7,7 +7,6 @@ concerns nodes below one that the grammar refuses, which no rule accepts.
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from dataclasses import replace
 
 from forerun.types import Draft, Sequence
 from forerun.utils.tree import ROOT, Tree
@@ -76,9 +75,4 @@ def _viable(sequence: Sequence, draft: Draft) -> Draft:
         nodes = [node for node, possible in enumerate(viable) if possible]
     else:
         nodes = [node for node, parent in enumerate(draft.parents) if parent == ROOT or viable[parent]]
-    part = draft.part(nodes)
-    probs = None if draft.probs is None else draft.probs[[0, *(node + 1 for node in nodes)]]
-    sources = tuple(draft.sources[node] for node in nodes) if draft.sources else ()
-    return replace(
-        draft, token_ids=part.token_ids, parents=part.parents, probs=probs, num_candidates=len(nodes), sources=sources
-    )
+    return draft.part(nodes)

@@ -57,10 +57,12 @@ WITHOUT_EFFECT: Mapping[str, tuple[Any, ...]] = {
     "stream_options": ({"include_obfuscation": False}, {}),
 }
 """Unsupported fields, and their values that have no effect."""
-_OTHERWISE_NAMED = ("max_tokens", "logprobs", "prompt_logprobs", "prediction", "tenant", "drafter", "num_draft_tokens")
-"""Fields of SamplingParams that a body gives by another name, in another form, or not at all; so it does `grammar`."""
-SAME_NAMES = tuple(name for name in described(SamplingParams) if name not in (*_OTHERWISE_NAMED, "grammar"))
-"""Fields that have the same name in a body: OpenAI's, and those that its client sends as `extra_body`."""
+SAME_NAMES = (
+    *("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"),
+    *("logit_bias", "min_tokens", "stop", "stop_token_ids", "ignore_eos", "seed", "n", "priority"),
+)
+"""Fields of SamplingParams that have the same name in a body: OpenAI's, and those that its client sends as
+`extra_body`. All others are given in another form, or are the server's."""
 
 # The first bad entry of a list ends its validation, which would else make an error of each.
 Strings = Annotated[list[str], Field(fail_fast=True)]

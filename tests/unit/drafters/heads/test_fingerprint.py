@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
+from forerun.drafters import Eagle
+from forerun.drafters.base import Binding
 from forerun.drafters.heads.fingerprint import (
     Fingerprint,
     check_target,
@@ -15,9 +18,13 @@ from forerun.drafters.heads.fingerprint import (
     same_target,
     target_fingerprint,
 )
+from forerun.drafters.heads.folder import save_head
 from forerun.errors import IncompatibleDrafterError
 from forerun.kernels.quantize import quantize_int4, quantize_int8
-from forerun.models import load_draft_model, load_model
+from forerun.models import Model, load_draft_model, load_model
+from gguf_files import pack, write_gguf
+from gguf_models import tiny
+from heads import random_head
 
 
 @dataclass
@@ -42,7 +49,7 @@ class Weights:
 
 def random_weights(seed: int = 0, vocab_size: int = 300) -> Weights:
     generator = torch.Generator().manual_seed(seed)
-    return Weights(*(torch.randn(vocab_size, 48, generator=generator) for _ in range(2)))
+    return Weights(*(torch.randn(vocab_size, 64, generator=generator) for _ in range(2)))
 
 
 def test_the_bundled_models() -> None:
@@ -54,17 +61,20 @@ def test_the_bundled_models() -> None:
     assert (sizes.vocab_size, sizes.hidden_size) == (4096, 256)
 
 
-@pytest.mark.parametrize("form", ["bfloat16", "float16", "int8", "int4"])
-def test_number_formats_are_one_target(form: str) -> None:
-    def rounded(weight: Tensor) -> Tensor:
-        if form == "int8":
-            return quantize_int8(weight).dequantize(torch.float32)
-        if form == "int4":
-            return quantize_int4(weight).dequantize(torch.float32)
-        return weight.to(getattr(torch, form)).float()
+def rounded(weight: Tensor, form: str) -> Tensor:
+    if form == "int8":
+        return quantize_int8(weight).dequantize(torch.float32)
+    if form == "int4":
+        return quantize_int4(weight).dequantize(torch.float32)
+    if form.startswith("Q"):
+        return pack(weight.numpy(), form)[1]
+    return weight.to(getattr(torch, form)).float()
 
+
+@pytest.mark.parametrize("form", ["bfloat16", "float16", "int8", "int4", "Q8_0", "Q5_0", "Q4_0"])
+def test_number_formats_are_one_target(form: str) -> None:
     one = random_weights()
-    two = Weights(rounded(one.embedding), rounded(one.output))
+    two = Weights(rounded(one.embedding, form), rounded(one.output, form))
     assert same_target(target_fingerprint(one), target_fingerprint(two))
 
 
@@ -90,9 +100,53 @@ def test_trained_a_little_further_is_the_same_and_anew_is_not() -> None:
     assert not same_target(target_fingerprint(one), target_fingerprint(anew))
 
 
+def test_an_output_layer_that_repeats_the_embedding_counts_once() -> None:
+    one, other, size = random_weights(), random_weights(1), 300 * 64
+    tied = Weights(one.embedding, one.embedding)
+    twice = Weights(rounded(one.embedding, "Q5_0"), rounded(one.embedding, "Q8_0"), num_parameters=1000 + size)
+    assert same_target(target_fingerprint(tied), target_fingerprint(twice))
+    assert same_target(target_fingerprint(twice), target_fingerprint(tied))
+    for different in (
+        replace(twice, num_parameters=1000 + size + 1),
+        replace(twice, num_parameters=1000 + 2 * size),
+        Weights(one.embedding, one.output, num_parameters=1000 + size),
+        Weights(other.embedding, other.embedding, num_parameters=1000 + size),
+    ):
+        assert not same_target(target_fingerprint(tied), target_fingerprint(different))
+    untied = Weights(one.embedding, one.output)
+    assert not same_target(target_fingerprint(untied), target_fingerprint(replace(untied, num_parameters=1000 + size)))
+
+
+def test_a_head_fits_a_file_that_holds_a_tied_embedding_twice(tmp_path: Path) -> None:
+    """As published GGUF files of Qwen2.5 do; whichever it was trained on. One of fewer layers is refused."""
+    whole, shorter = (
+        tiny("qwen2", tie_word_embeddings=True),
+        tiny("qwen2", tie_word_embeddings=True, num_hidden_layers=1),
+    )
+    models: list[Model] = []
+    for model in (whole, shorter):
+        folder = tmp_path / f"{model.config.num_hidden_layers} layers"
+        model.save_pretrained(folder)
+        twice = tiny("qwen2", tie_word_embeddings=False, num_hidden_layers=model.config.num_hidden_layers)
+        twice.load_state_dict(model.state_dict())
+        file = folder.with_suffix(".gguf")
+        write_gguf(file, twice, lambda name: {"lm_head.weight": "Q8_0"}.get(name, "Q5_0"))
+        models += [load_model(folder), load_model(file)]
+    first, second = models[:2]
+    assert second.num_parameters - first.num_parameters == first.vocab_size * whole.config.hidden_size
+    for trained_on in (first, second):
+        head, place = random_head(trained_on), tmp_path / f"head {trained_on.num_parameters}"
+        save_head(place, head.config, head.tensors, fingerprint=target_fingerprint(trained_on))
+        for target in (first, second):
+            Eagle(place).bind(Binding(target))
+        for target in models[2:]:
+            with pytest.raises(IncompatibleDrafterError, match="was trained for another target"):
+                Eagle(place).bind(Binding(target))
+
+
 def test_an_embedding_alone_is_compared_with_a_whole_target() -> None:
     one, other = random_weights(), random_weights(1)
-    part = embedding_fingerprint(one.embedding_rows, 300, 48)
+    part = embedding_fingerprint(one.embedding_rows, 300, 64)
     assert same_target(part, target_fingerprint(one))
     assert not same_target(part, target_fingerprint(other))
 

@@ -9,7 +9,7 @@ import pytest
 from doubles import FakeModel
 from forerun import LLM, SamplingParams
 from forerun.errors import RequestBodyError
-from forerun.server.protocol.bodies import LABELS, WITHOUT_EFFECT
+from forerun.server.protocol.bodies import LABELS, SAME_NAMES, WITHOUT_EFFECT
 from forerun.server.protocol.model_texts import ModelTexts
 from forerun.server.protocol.requests import CHAT_URL, COMPLETIONS_URL, CompletionRequest, parse_body, with_seed
 from forerun.utils.fields import described
@@ -53,10 +53,17 @@ def test_a_sampling_option_is_honoured_by_both(name: str) -> None:
 
 
 def test_no_option_is_forgotten() -> None:
-    """Whoever adds a sampling option decides here how a body gives it."""
-    otherwise = {"max_tokens", "logprobs", "prompt_logprobs", "prediction", "tenant", "grammar"}
-    otherwise |= {"drafter", "num_draft_tokens"}
-    assert set(described(SamplingParams)) - otherwise - {"priority"} == set(SAME)
+    """Whoever adds a sampling option decides here how a body gives it, if at all: none is a client's unnoticed."""
+    otherwise = ["max_tokens", "logprobs", "prompt_logprobs", "prediction", "grammar", "drafter", "num_draft_tokens"]
+    servers = ["tenant"]
+    assert sorted([*SAME_NAMES, *otherwise, *servers]) == sorted(described(SamplingParams))
+    assert {*SAME_NAMES} == {*SAME, "priority"}
+
+
+def test_an_option_that_nobody_listed_is_refused() -> None:
+    for name in ("tenant", "prompt_logprobs", "drafter", "grammar"):
+        with pytest.raises(RequestBodyError, match=f"^{name} is not supported"):
+            chat(**{name: "a"})
 
 
 def test_what_the_defaults_are() -> None:
