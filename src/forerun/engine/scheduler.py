@@ -234,14 +234,12 @@ class Scheduler:
     def preempted(self) -> SequenceState | None:
         """Return the sequence to preempt before the next step, because memory runs out, a waiting request has a higher
         priority, or nothing of its flow runs and more than one sequence of another; None if there is none."""
-        if not self.running:
+        if len(self.running) > 1 and self._is_short():
+            return max(self.running, key=self._ranks().__getitem__)
+        first = self.waiting.first(self.running)
+        if not self.running or first is None or self._can_start(first):
             return None
         rank = self._ranks().__getitem__
-        if len(self.running) > 1 and self._is_short():
-            return max(self.running, key=rank)
-        first = self.waiting.first(self.running)
-        if first is None or self._can_start(first):
-            return None
         scope, priority = first.request.scope, first.request.params.priority
         last = max((state for state in self.running if state.request.scope == scope), key=rank, default=None)
         if last is not None and priority > last.request.params.priority:
