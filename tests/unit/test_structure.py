@@ -6,8 +6,8 @@ import pytest
 
 import structure
 
-MOST_STATEMENTS = 40_295
-MOST_CORE_STATEMENTS = 30_465
+MOST_STATEMENTS = 40_330
+MOST_CORE_STATEMENTS = 30_500
 MOST_FILES = 432
 """These are raised on purpose, with a reason in the commit, where a feature pays for its room."""
 
@@ -20,7 +20,7 @@ def test_nothing_grows_unnoticed() -> None:
     assert found["files in src"] <= MOST_FILES
     assert found["top-level entries"] <= 19
     assert found["class names defined more than once"] <= 10
-    assert found["options"] <= 311 and found["words of documents"] <= 33_330
+    assert found["options"] <= 311 and found["words of documents"] <= 33_400
 
 
 def test_what_counts_as_a_statement() -> None:

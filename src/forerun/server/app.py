@@ -166,6 +166,7 @@ def _add_facts(app: FastAPI, service: Service, draining: Callable[[], bool]) -> 
             "owned_by": "forerun",
             "root": service.name,  # a model without adapters, as vLLM says it
             "max_model_len": service.llm.target.context_length,
+            "full_context_length": service.llm.target.full_context_length,
             "drafters": [] if drafter is None else [*drafter.offers],
         }
 
