@@ -12,6 +12,7 @@ from torch import Tensor
 from forerun.drafters import Drafter, Traits
 from forerun.kv_cache import Unpaged
 from forerun.models import Exactness, Forward, Rows
+from forerun.models.base import context_reason
 from forerun.models.draft_session import Pick
 from forerun.types import Draft, Needs, Sequence, Step
 from forerun.utils.tree import Tree
@@ -76,7 +77,7 @@ class FakeModel:
         self.name = "fake"
         self.vocab_size = vocab_size
         self.order = order
-        self.context_length = context_length
+        self.context_length = self.full_context_length = context_length
         self.eos_token_ids = frozenset(eos_token_ids)
         self.dtype = dtype
         self.device = torch.device("cpu")
@@ -92,6 +93,10 @@ class FakeModel:
         self.num_forwards = 0
         self.num_rows = 0
         self.before_forward: Callable[[Seq[Rows]], None] = lambda _: None
+
+    @property
+    def context_reason(self) -> str:
+        return context_reason(self.context_length, self.full_context_length)
 
     def new_cache(self) -> FakeCache:
         self.caches.append(FakeCache())
@@ -174,7 +179,7 @@ class MarkovModel(FakeModel):
     def __init__(self, table: Tensor, eos_token_ids: Seq[int] = ()) -> None:
         super().__init__(len(table), 1, eos_token_ids=eos_token_ids, dtype=table.dtype)
         self.table = table
-        self.context_length = 2**31
+        self.context_length = self.full_context_length = 2**31
 
     def slot(self, path: Seq[int]) -> int:
         return path[-1]

@@ -171,8 +171,10 @@ KV_CACHE_DTYPES = ("auto", "bfloat16", "float32", "int8")
 """Number formats of keys and values. auto: that of the kernels. int8: a scale for each position and head."""
 
 AUTO: Literal["auto"] = "auto"
-"""num_draft_tokens: chosen step by step, for every sequence. drafter: chosen by the target."""
+"""num_draft_tokens: chosen step by step, for every sequence. drafter: chosen by the target. max_model_len: as far
+as the model and the memory go."""
 NumDraftTokens = int | Literal["auto"]
+MaxModelLen = int | Literal["auto"]
 ON, OFF = "on", "off"
 PREFIX_REUSE = (AUTO, ON, OFF)
 MAX_NUM_DRAFT_TOKENS = 128

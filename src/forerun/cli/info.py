@@ -54,6 +54,7 @@ def info(
         LLMOptions,
         Flags(
             *("num_draft_tokens", "cache_memory", "dtype", "device", "quantize", "kv_cache_dtype", "adapter"),
+            "max_model_len",
             typed=("quantize", "kv_cache_dtype"),
         ),
     ],
@@ -124,6 +125,8 @@ def _memory(model: str, drafter: str | None, settings: LLMOptions, engine: Engin
 
 def _memory_lines(memory: dict[str, Any]) -> list[tuple[str, str]]:
     """Return the lines about memory: (name, text)."""
+    from forerun.models.base import context_reason
+
     lines = []
     for model in memory["models"]:
         weights, loading, page, pages = (model[key] for key in _PLANNED)
@@ -132,6 +135,9 @@ def _memory_lines(memory: dict[str, Any]) -> list[tuple[str, str]]:
             ("weights", f"{size_text(weights)}, at most {size_text(loading)} while they are loaded"),
             ("pages", f"up to {pages:,} of {size_text(page)}, together {size_text(page * pages)}"),
         ]
+    held, full = memory["context_length"], memory["full_context_length"]
+    reason = context_reason(held, full)
+    lines.append(("context", f"up to {held:,} tokens" + (f": {reason}" if reason else "")))
     lines.append(("scratch", f"{size_text(memory['scratch_bytes'])} a step"))
     available, total = memory["available_bytes"], memory["total_bytes"]
     text = "unknown"

@@ -24,6 +24,7 @@ from forerun.config import (
     QUANTISATIONS,
     UNQUANTIZED,
     EngineConfig,
+    MaxModelLen,
     NumDraftTokens,
     SamplingParams,
     check_one_process,
@@ -76,12 +77,12 @@ class LLMOptions(Checked):
         metavar="FORMAT",
         choices=KV_CACHE_DTYPES,
     )
-    max_model_len: int | None = option(
-        None,
-        "Tokens that a prompt and its answer may have together; the cache is planned for it.",
+    max_model_len: MaxModelLen = option(
+        AUTO,
+        "Tokens that a prompt and its answer may have together; the cache is planned for it. auto: the model's "
+        "context, or what one request may have of it in the cache.",
         low=2,
-        metavar="N",
-        default_text="the model's context",
+        metavar="N|auto",
     )
     tensor_parallel_size: int = option(
         1,

@@ -9,8 +9,9 @@ from numbers import Number
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
-from forerun.engine.request_checks import check_length, check_text, naming_prompt
+from forerun.engine.request_checks import check_length, check_text, context_of, naming_prompt
 from forerun.errors import ContextLengthError, PromptError
+from forerun.models import LanguageModel
 from forerun.utils.children import RENDERERS, TaskLimitError
 from forerun.utils.vocabulary import encode_text, longest_token
 
@@ -78,7 +79,7 @@ def encode(
     template_options: Mapping[str, Any] = MappingProxyType({}),
     *,
     special: bool = True,
-    context_length: int | None = None,
+    model: LanguageModel | None = None,
 ) -> list[int]:
     """Encode one prompt to token ids.
 
@@ -87,7 +88,8 @@ def encode(
         name: the model's, for messages.
         template_options: what a chat's template is given beside the messages.
         special: a text gets the tokens that the tokenizer puts around one.
-        context_length: of the model; what it cannot hold is refused before it is encoded, which takes a while.
+        model: the one that is to continue the prompt. What its context cannot hold is refused before it is encoded,
+            which takes a while.
 
     Raises:
         ContextLengthError: there are as many token ids, or more characters than so many tokens can have.
@@ -98,7 +100,8 @@ def encode(
     if not prompt:
         raise PromptError("The prompt is empty: there is nothing to continue. Give at least one token.")
     if not isinstance(prompt, str) and not all(isinstance(entry, Mapping) for entry in prompt):
-        check_length(len(prompt), context_length or len(prompt) + 1, name)  # before millions of them are looked at
+        if model is not None:  # before millions of them are looked at
+            check_length(len(prompt), model)
         odd = next((index for index, entry in enumerate(prompt) if not _is_token_id(entry)), None)
         if odd is None:
             return [int(entry) for entry in prompt]  # type: ignore[arg-type]
@@ -110,13 +113,13 @@ def encode(
         raise PromptError(f"{name} has no tokenizer, so text cannot be read. Pass token ids.")
     if isinstance(prompt, str):
         check_text(prompt, PromptError, "The prompt")
-        return _encode_bounded(prompt, tokenizer, name, context_length, special)
+        return _encode_bounded(prompt, tokenizer, model, special)
     messages = [_message(entry, index) for index, entry in enumerate(prompt)]
     if "chat_template" not in template_options:
         check_template(tokenizer, name, template_options.get("tools"))
     text = _rendered(tokenizer, messages, {"add_generation_prompt": True, **template_options}, name)
     check_text(text, PromptError, "The chat")
-    return _encode_bounded(text, tokenizer, name, context_length, special=False)
+    return _encode_bounded(text, tokenizer, model, special=False)
 
 
 def _rendered(tokenizer: Any, messages: list[dict[str, Any]], given: Mapping[str, Any], name: str) -> str:
@@ -166,12 +169,12 @@ def apply_template(tokenizer: Any, messages: Seq[Message], **given: Any) -> str:
     return text.decode("utf-8", "surrogatepass")
 
 
-def _encode_bounded(text: str, tokenizer: Any, name: str, context_length: int | None, special: bool) -> list[int]:
-    size, most = len(text), len(text) if context_length is None else context_length
-    if size > most and size > most * longest_token(tokenizer):
+def _encode_bounded(text: str, tokenizer: Any, model: LanguageModel | None, special: bool) -> list[int]:
+    size, most = len(text), len(text) if model is None else model.context_length
+    if model is not None and size > most and size > most * longest_token(tokenizer):
         raise ContextLengthError(
-            f"The prompt has {size} characters, more than the {most} tokens that the context of {name} holds can have. "
-            "Shorten the prompt."
+            f"The prompt has {size} characters, more than the {context_of(model)} tokens that the context of "
+            f"{model.name} holds can have. Shorten the prompt."
         )
     return encode_text(tokenizer, text, special=special)
 

@@ -13,7 +13,7 @@ from typing import Any
 from forerun.config import EngineConfig, Grammar, SamplingParams
 from forerun.drafters import Drafter
 from forerun.drafters.validation import check_drafter
-from forerun.engine.kv_cache_manager import KVCacheManager
+from forerun.engine.kv_cache_manager import KVCacheManager, bound_memory
 from forerun.engine.request_checks import check_prompt, checked, naming_prompt, with_special_stops
 from forerun.engine.results import StepOutput
 from forerun.engine.sequence import Request, SequenceState, new_state
@@ -79,6 +79,7 @@ class Engine:
 
     Args:
         policy: decides how much is drafted, and keeps the drafter at K = 0; None: as `config` says.
+        bounds_memory: bound the pools of target and drafter (`bound_memory`); False: that is done, or is to be.
         clock: seconds, by which the scheduler learns how long steps take.
 
     Attributes:
@@ -96,6 +97,7 @@ class Engine:
         tokenizer: Any = None,
         config: EngineConfig | None = None,
         policy: SpeculationPolicy | None = None,
+        bounds_memory: bool = True,
         clock: Callable[[], float] = perf_counter,
     ) -> None:
         if drafter is not None:
@@ -108,7 +110,9 @@ class Engine:
         self.tokenizer = tokenizer
         self._texts = None if tokenizer is None else TokenTexts(tokenizer)
         self.grammars = Grammars(tokenizer, target.name, target.vocab_size)
-        self._memory = KVCacheManager(target, drafter, self.config)
+        if bounds_memory:
+            bound_memory(target, drafter, self.config)
+        self._memory = KVCacheManager(target, self.config)
         # K = 0 is plain decoding, without the drafter. An explicit policy decides for itself, and keeps the drafter.
         drafting = drafter if self.config.num_draft_tokens or policy is not None else None
         self._loop = StepLoop(target, drafting, self.config, policy, self._memory, self._texts, clock)
@@ -149,8 +153,7 @@ class Engine:
             flow: what these requests have in common with no others; None: their tenant.
 
         Raises:
-            PromptError: a prompt is empty, too long, or holds ids outside the vocabulary; or its keys and values
-                would not fit into memory.
+            PromptError: a prompt is empty, too long, or holds ids outside the vocabulary.
             SamplingError, GrammarError: an option does not fit this model, or the grammar cannot be followed.
             DeviceError: the device has failed.
         """
@@ -166,7 +169,6 @@ class Engine:
         for index, prompt in enumerate(prompts):
             with naming_prompt(index, len(prompts)):
                 check_prompt(prompt, target)
-                self._memory.check(len(prompt), params)
             made.append(Request(next(self._ids), list(prompt), params, stream, stop_ids, stops, flow, params.tenant))
         return made
 

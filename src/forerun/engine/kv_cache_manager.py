@@ -1,13 +1,14 @@
-"""The keys and values of an engine's sequences in bounded memory: prefix reuse, and checks that requests fit."""
+"""The keys and values of an engine's sequences in bounded memory: the bounds, and prefix reuse."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from forerun.config import AUTO, ON, EngineConfig, SamplingParams
+from forerun.config import AUTO, ON, EngineConfig, MaxModelLen
 from forerun.drafters import Drafter
 from forerun.engine.memory_plan import (
     AvailableMemory,
+    held_context,
     most_saved_states,
     num_draft_pages,
     num_pages,
@@ -15,45 +16,54 @@ from forerun.engine.memory_plan import (
     states_nbytes,
 )
 from forerun.engine.sequence import SequenceState
-from forerun.errors import OutOfPagesError, PromptError
+from forerun.errors import OutOfPagesError
 from forerun.kernels.cpu.page_layout import PAGE
 from forerun.kv_cache import PagePool, SequenceCache
 from forerun.models import LanguageModel
-from forerun.utils.machine import GIB
+
+
+def bound_memory(
+    target: LanguageModel, drafter: Drafter | None, config: EngineConfig, max_model_len: MaxModelLen = AUTO
+) -> None:
+    """Bound the pool of the target, unless it is already and `config` does not say how, and those of the drafter's
+    models; and set the target's context to what one sequence may have in its pool.
+
+    Raises:
+        NotEnoughMemoryError: `cache_memory` is more than what is available, or less than `max_model_len` tokens take.
+    """
+    pool = target.pool
+    if pool is None:
+        return
+    drafts, pages_for = () if drafter is None else drafter.pools, target.new_cache().pages_wanted
+    if pool.num_pages is None or config.cache_memory is not None:
+        held = scratch_nbytes(config, target.vocab_size) + states_nbytes(config, target.state_nbytes)
+        wanted = config.max_batch * pages_for(target.full_context_length)
+        draft_pages = [draft_pool.page_nbytes for draft_pool in drafts]
+        memory = AvailableMemory.on(target.device).less(held)
+        pool.limit(num_pages(config, wanted, pool.page_nbytes, draft_pages, memory))
+    assert pool.num_pages is not None
+    for draft_pool in drafts:
+        draft_pool.limit(num_draft_pages(pool.num_pages, config))
+    target.context_length = held_context(
+        *(target.name, target.full_context_length, max_model_len, pages_for, pool.num_pages, pool.page_nbytes)
+    )
 
 
 class KVCacheManager:
     """Gives the sequences of one engine caches with pages of the target's pool, and shares prefixes among them.
 
-    Args:
-        target: its pool is bounded here, unless it is already.
-        drafter: the the pools of its models are bounded too.
-
     Attributes:
         reuses: whether sequences that begin alike share pages.
         pages_for: the pages that a sequence of so many positions takes, if it shares none.
-
-    Raises:
-        NotEnoughMemoryError: `cache_memory` is more than what is available.
     """
 
-    def __init__(self, target: LanguageModel, drafter: Drafter | None, config: EngineConfig) -> None:
+    def __init__(self, target: LanguageModel, config: EngineConfig) -> None:
         self._target = target
         self._pool = pool = target.pool
         self.reuses = target.exactness.exact if config.prefix_reuse == AUTO else config.prefix_reuse == ON
         self.pages_for: Callable[[int], int] = (lambda _: 0) if pool is None else target.new_cache().pages_wanted
         if isinstance(pool, PagePool):
             pool.most_states = most_saved_states(config)
-        drafts = () if drafter is None else drafter.pools
-        if pool is not None and (pool.num_pages is None or config.cache_memory is not None):
-            held = scratch_nbytes(config, target.vocab_size) + states_nbytes(config, target.state_nbytes)
-            memory = AvailableMemory.on(target.device).less(held)
-            wanted = config.max_batch * self.pages_for(target.context_length)
-            draft_pages = [draft_pool.page_nbytes for draft_pool in drafts]
-            pool.limit(num_pages(config, wanted, pool.page_nbytes, draft_pages, memory))
-        if pool is not None and pool.num_pages is not None:
-            for draft_pool in drafts:
-                draft_pool.limit(num_draft_pages(pool.num_pages, config))
 
     def begin(self, state: SequenceState) -> None:
         """Give the sequence a cache that holds the longest prefix of its tokens that is in memory."""
@@ -108,22 +118,3 @@ class KVCacheManager:
         """Count the pages again after an interrupted step, which may have stopped between a page and its count."""
         if self._pool is not None:
             self._pool.recount()
-
-    def check(self, prompt_length: int, params: SamplingParams) -> None:
-        """Check that a request would fit if no other sequence ran.
-
-        Raises:
-            PromptError: it needs more pages than the pool has.
-        """
-        pool = self._pool
-        if pool is None or pool.num_pages is None:
-            return
-        length = min(prompt_length + params.max_tokens, self._target.context_length)
-        wanted = self.pages_for(length)
-        if wanted > pool.num_pages:
-            size = pool.page_nbytes / GIB
-            raise PromptError(
-                f"The request may grow to {length} tokens, whose keys and values take {wanted} pages "
-                f"({wanted * size:.3g} GiB), but there are {pool.num_pages} ({pool.num_pages * size:.3g} GiB). Lower "
-                "max_tokens, shorten the prompt, or raise cache_memory."
-            )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence, Sequence as Seq
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence as Seq
 from contextlib import suppress
 from dataclasses import replace
 from inspect import signature
@@ -24,22 +24,16 @@ from forerun.config import (
     OFF,
     PREFILL_CHUNK,
     EngineConfig,
+    MaxModelLen,
     NumDraftTokens,
     SamplingParams,
     check_one_process,
 )
 from forerun.drafters import Binding, Drafter, check_drafter_text, chosen_drafter, make_drafter
 from forerun.drafters.parse_text import drafter_of_vllm
-from forerun.engine.chat_template import (
-    Message,
-    Prompt,
-    encode,
-    one_prompt,
-    split_chats,
-    split_prompts,
-    template_of,
-)
+from forerun.engine.chat_template import Message, Prompt, encode, one_prompt, split_chats, split_prompts, template_of
 from forerun.engine.engine import Engine
+from forerun.engine.kv_cache_manager import bound_memory
 from forerun.engine.memory_plan import MemoryPlan, bounded
 from forerun.engine.request_checks import Params, naming_prompt, one_each, sampling_of
 from forerun.engine.results import Generation, StepOutput, StreamChunk
@@ -56,12 +50,12 @@ from forerun.utils.habits import ON_GPUS, translated
 from forerun.utils.json_file import Fields
 
 _log = logging.getLogger(MEMORY_LOG)
-Drafters = str | Path | Drafter | Sequence[str | Path | Drafter] | None
+Drafters = str | Path | Drafter | Seq[str | Path | Drafter] | None
 Bar: TypeAlias = bool | Callable[..., Any]
 
 
 def _check_loaded(
-    target: LanguageModel, adapter: object, quantize: str | None, kv_cache_dtype: str, max_model_len: int | None
+    target: LanguageModel, adapter: object, quantize: str | None, kv_cache_dtype: str, max_model_len: MaxModelLen
 ) -> None:
     """Raise ConfigError for what would have to be known before a model that is loaded already was."""
     if isinstance(target, nn.Module):
@@ -76,7 +70,7 @@ def _check_loaded(
                 f"{name} is {str(value)!r}, but the target is a loaded model, which was loaded without. Give the "
                 f"target's name, or load it with {name}."
             )
-    if max_model_len is not None and max_model_len < target.context_length:
+    if bounded(target.full_context_length, max_model_len, target.name) < target.context_length:
         raise ConfigError(
             f"max_model_len is {max_model_len}, but the target is a loaded model with a context of "
             f"{target.context_length}. Give the target's name."
@@ -100,12 +94,12 @@ def _drafter_of(
 
 
 def _check_numbers(
-    threads: int | None, max_model_len: int | None, quantize: str | None, quantization: str | None
+    threads: int | None, max_model_len: MaxModelLen, quantize: str | None, quantization: str | None
 ) -> None:
     """Check what `LLM` was given, and set torch's threads."""
-    for name, value, least in (("threads", threads, 1), ("max_model_len", max_model_len, 2)):
-        if value is not None and (type(value) is not int or value < least):
-            raise ConfigError(f"{name} is {value!r}, but must be a whole number of {least} or more.")
+    for name, value, free, least in (("threads", threads, None, 1), ("max_model_len", max_model_len, AUTO, 2)):
+        if value != free and (type(value) is not int or value < least):
+            raise ConfigError(f"{name} is {value!r}, but must be {free!r} or a whole number of {least} or more.")
     if quantization is not None and quantize not in (None, quantization):
         raise ConfigError(f"quantize is {quantize!r} and quantization {quantization!r}. Give one of them.")
     if threads is not None:
@@ -123,7 +117,7 @@ def open_target(
     adapter: str | Path | None,
     quantize: str | None,
     kv_cache_dtype: str,
-    max_model_len: int | None,
+    max_model_len: MaxModelLen,
 ) -> tuple[LanguageModel, Any]:
     """Return the target model and its tokenizer: the given one, or that of the given name, else the one beside it.
 
@@ -150,7 +144,7 @@ def open_target(
         on_disk = plan.experts > 0
         _log.log(logging.WARNING if on_disk else logging.INFO, "%s", plan)
     model = load_model(target, dtype, "auto", device, adapter, quantize, kv_cache_dtype, experts_on_disk=on_disk)
-    model.context_length = bounded(model.context_length, max_model_len, target)
+    model.context_length = model.full_context_length = bounded(model.context_length, max_model_len, target)
     if isinstance(tokenizer, (str, Path)):
         return model, find_tokenizer(tokenizer)
     return model, tokenizer or tokenizer_of(source, adapter)
@@ -184,9 +178,9 @@ class LLM(Closing):
         seed: of the noise for requests that carry no seed; None draws one.
         max_batch: sequences computed together; more wait their turn.
         prefill_chunk: prompt tokens a sequence computes in one step.
-        cache_memory: GiB for the target's keys and values. A request that could never fit is refused, one that does not
-            fit now waits. None: what max_batch sequences of the whole context need, at most half of the machine's
-            memory and what is left beside the weights; it is taken when it is needed.
+        cache_memory: GiB for the target's keys and values. A request that does not fit now waits. None: what max_batch
+            sequences of the whole context need, at most half of the machine's memory and what is left beside the
+            weights; it is taken when it is needed.
         prefix_reuse: "on" keeps keys and values of prompts and answers for requests that begin alike, while memory
             suffices; "off" keeps none; "auto" does where the model is exact, so that it changes no bit.
         tokenizer: replaces the one beside the target; or the folder or id that it is beside.
@@ -197,8 +191,9 @@ class LLM(Closing):
         quantization: the same, by vLLM's name.
         kv_cache_dtype: "bfloat16", "float32" or "int8", what the native kernels store keys and values in; "auto":
             `dtype`. "int8" takes half the memory of bfloat16. Draft models and heads keep their own in `dtype`.
-        max_model_len: tokens that a prompt and its answer may have together; None: the model's context. Longer prompts
-            are refused, and the cache is planned for it.
+        max_model_len: tokens that a prompt and its answer may have together. Longer prompts are refused, answers end
+            there, and the cache is planned for it. "auto" or None: the model's context, or what one request may have
+            of it where `cache_memory` holds less.
         threads: of torch, in this process; None leaves their number.
         speculative_config: the drafter as vLLM's dictionary, such as {"method": "ngram", "num_speculative_tokens": 4}.
         tensor_parallel_size: 1, as vLLM's programs say it: a model is computed in one process (docs/scaling.md).
@@ -214,7 +209,7 @@ class LLM(Closing):
         ModelLoadError: a model or an adapter cannot be read, or they do not fit.
         DrafterError: the drafter is unknown, or does not fit the target.
         NotEnoughMemoryError: before any weights are read, that they, with the keys and values of one sequence or with
-            `cache_memory`, do not fit into the memory that is available.
+            `cache_memory`, do not fit into the memory that is available, or `max_model_len` tokens not into the cache.
     """
 
     def __init__(
@@ -236,13 +231,14 @@ class LLM(Closing):
         quantize: str | None = None,
         quantization: str | None = None,
         kv_cache_dtype: str = AUTO,
-        max_model_len: int | None = None,
+        max_model_len: MaxModelLen | None = AUTO,
         threads: int | None = None,
         speculative_config: Mapping[str, Any] | None = None,
         tensor_parallel_size: int = 1,
         **others: Any,
     ) -> None:
         _check_others(others, device, tensor_parallel_size)
+        max_model_len = AUTO if max_model_len is None else max_model_len
         _check_numbers(threads, max_model_len, quantize, quantization)
         drafter = _drafter_of(model, drafter, speculative_config, num_draft_tokens)
         config = EngineConfig(
@@ -263,9 +259,12 @@ class LLM(Closing):
             kv_cache_dtype=kv_cache_dtype,
             max_model_len=max_model_len,
         )
-        self._add_drafter(drafter, config, None if seed is None else seed ^ _DRAFTER_SEED, num_draft_tokens is None)
+        own_seed = None if seed is None else seed ^ _DRAFTER_SEED
+        self._add_drafter(drafter, config, max_model_len, own_seed, num_draft_tokens is None)
 
-    def _add_drafter(self, drafter: Drafters, config: EngineConfig, seed: int | None, takes_written: bool) -> None:
+    def _add_drafter(
+        self, drafter: Drafters, config: EngineConfig, max_model_len: MaxModelLen, seed: int | None, takes_written: bool
+    ) -> None:
         """Make the drafter and the engine. takes_written: a K that the drafter's text has is the engine's."""
         binding = Binding(self.target, self.tokenizer, seed, config.prefix_reuse != OFF)
         self.drafter: Drafter | None = None
@@ -278,9 +277,12 @@ class LLM(Closing):
             self.drafter, written = make_drafter(chosen, binding)
             if takes_written and written is not None:
                 config = replace(config, num_draft_tokens=written)
+        bound_memory(self.target, self.drafter, config, max_model_len)
+        if reason := self.target.context_reason:
+            _log.info("contexts up to %s tokens: %s", f"{self.target.context_length:,}", reason)
         if self.drafter is not None and config.num_draft_tokens == AUTO:
             calibrate(self.target, self.drafter)
-        self.engine = Engine(self.target, self.drafter, tokenizer=self.tokenizer, config=config)
+        self.engine = Engine(self.target, self.drafter, tokenizer=self.tokenizer, config=config, bounds_memory=False)
         self.shared = SharedEngine(self.engine)
 
     def get_tokenizer(self) -> Any:
@@ -409,10 +411,10 @@ class LLM(Closing):
         Raises:
             PromptError, SamplingError: one of the requests cannot be served.
         """
-        encoded, name, limit = [], self.target.name, self.target.context_length
+        encoded, target = [], self.target
         for index, prompt in enumerate(prompts):
             with naming_prompt(index, len(prompts)):
-                encoded.append(encode(prompt, self.tokenizer, name, template_options, context_length=limit))
+                encoded.append(encode(prompt, self.tokenizer, target.name, template_options, model=target))
         if params is None or isinstance(params, SamplingParams):
             made = self.engine.requests(encoded, params, stream=stream, flow=flow)
         else:

@@ -6,14 +6,15 @@ pools are bounded by the same rule (`num_pages`), with what is left then. A pool
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from forerun.config import AUTO, DEFAULT_DTYPE, MAX_NUM_DRAFT_TOKENS, EngineConfig
+from forerun.config import AUTO, DEFAULT_DTYPE, MAX_NUM_DRAFT_TOKENS, EngineConfig, MaxModelLen
 from forerun.drafters import Drafter, build_drafter, chosen_drafter
 from forerun.drafters.base import NamedModel
 from forerun.drafters.heads.memory import HeadMemory, head_memory
@@ -30,8 +31,10 @@ DRAFT_PAGES_EACH = 4
 _AUTO_SHARE = 0.5
 """Share of the machine's memory that keys and values may take where the user does not say."""
 _LEAST_POSITIONS = 2048
-"""Positions of one sequence that must fit beside the weights. Of a model with a longer context, a request that needs
-more than there is is refused when it comes."""
+"""Positions of one sequence that must fit beside the weights. Of a model with a longer context, requests have as much
+as fits."""
+_LEAST_CONTEXT = 2
+"""Positions of a context at least: a token of the prompt and one of the answer."""
 _LOGITS_HELD = 3
 """Arrays of [rows, V] float32 that verifying takes: logits, processed ones, probabilities."""
 _FLOAT32 = 4
@@ -62,14 +65,44 @@ class AvailableMemory:
         return AvailableMemory(self.total, None if self.available is None else max(0, self.available - nbytes))
 
 
-def bounded(context_length: int, max_model_len: int | None, name: str | Path) -> int:
-    """Return the context that requests have of a model's. Raises ConfigError if more is asked for than there is."""
-    if max_model_len is not None and max_model_len > context_length:
+def bounded(context_length: int, max_model_len: MaxModelLen, name: str | Path) -> int:
+    """Return the context that requests have of a model's, if memory suffices. Raises ConfigError if more is asked for
+    than there is."""
+    if max_model_len == AUTO:
+        return context_length
+    if max_model_len > context_length:
         raise ConfigError(
             f"max_model_len is {max_model_len}, but the context of {name} holds {context_length}. Lower it, or leave "
             "it out."
         )
-    return max_model_len or context_length
+    return max_model_len
+
+
+def held_context(
+    name: str, most: int, max_model_len: MaxModelLen, pages_for: Callable[[int], int], num_pages: int, page: int
+) -> int:
+    """Return the positions that one sequence may have where so many pages are all there are.
+
+    Args:
+        most: positions of the model.
+        pages_for: pages of a sequence of so many positions; they never fall.
+        page: bytes of a page.
+
+    Raises:
+        NotEnoughMemoryError: they are fewer than `max_model_len`, or none for an answer.
+    """
+    held = bisect_right(range(1, most + 1), num_pages, key=pages_for)
+    least = _LEAST_CONTEXT if max_model_len == AUTO else max_model_len
+    if held < least:
+        needed, available = pages_for(least) * page, num_pages * page
+        raise NotEnoughMemoryError(
+            f"max_model_len is {max_model_len}, but keys and values of {name} take {_size(needed)} for {least} tokens, "
+            f"and {_size(available)} are there, for {held}. Lower max_model_len, raise cache_memory, or keep them in "
+            "fewer bits (kv_cache_dtype='int8').",
+            needed,
+            available,
+        )
+    return held
 
 
 def num_pages(config: EngineConfig, wanted: int, page: int, draft_pages: Sequence[int], memory: AvailableMemory) -> int:
@@ -139,6 +172,7 @@ class MemoryPlan:
     Attributes:
         target: the target. drafts: the draft models and heads.
         num_pages: of the target's pool.
+        context_length: positions of the longest sequence.
         scratch: bytes of a step.
         memory: before anything is loaded.
         config: of the engine.
@@ -148,6 +182,7 @@ class MemoryPlan:
     target: ModelMemory
     drafts: tuple[DraftMemory, ...]
     num_pages: int
+    context_length: int
     scratch: int
     memory: AvailableMemory
     config: EngineConfig
@@ -165,7 +200,7 @@ class MemoryPlan:
         adapter: str | Path | None = None,
         quantize: str | None = None,
         kv_cache_dtype: str = AUTO,
-        max_model_len: int | None = None,
+        max_model_len: MaxModelLen = AUTO,
     ) -> MemoryPlan:
         """Plan the memory of `LLM` with these arguments. Only the headers of the models' files are read.
 
@@ -190,15 +225,21 @@ class MemoryPlan:
             )
             for each in named
         ]
-        return cls.make(planned, drafts, config)
+        return cls.make(planned, drafts, config, max_model_len)
 
     @classmethod
-    def make(cls, target: ModelMemory, drafts: Sequence[DraftMemory], config: EngineConfig) -> MemoryPlan:
+    def make(
+        cls,
+        target: ModelMemory,
+        drafts: Sequence[DraftMemory],
+        config: EngineConfig,
+        max_model_len: MaxModelLen = AUTO,
+    ) -> MemoryPlan:
         """Plan the memory of models that are to be loaded.
 
         Raises:
             NotEnoughMemoryError: weights and the pages of one sequence do not fit into the memory that is available, or
-                `cache_memory` does not fit beside the weights.
+                `cache_memory` does not fit beside the weights; or a sequence of `max_model_len` does not fit.
         """
         memory, experts = AvailableMemory.on(target.device), 0
         scratch = scratch_nbytes(config, target.vocab_size, target.width)
@@ -216,7 +257,9 @@ class MemoryPlan:
             [draft.page_nbytes for draft in drafts],
             memory.less(weights + scratch + states_nbytes(config, target.state_nbytes)),
         )
-        return cls(target, tuple(drafts), count, scratch, memory, config, experts)
+        each, page = target.pages_for, target.page_nbytes
+        held = held_context(target.name, target.context_length, max_model_len, each, count, page)
+        return cls(target, tuple(drafts), count, held, scratch, memory, config, experts)
 
     def __str__(self) -> str:
         """Return the plan in one line of text."""
@@ -253,6 +296,8 @@ class MemoryPlan:
                 }
                 for model in (self.target, *self.drafts)
             ],
+            "context_length": self.context_length,
+            "full_context_length": self.target.context_length,
             "state_bytes": states_nbytes(self.config, self.target.state_nbytes),
             "scratch_bytes": self.scratch,
             "disk_bytes": self.experts,

@@ -38,20 +38,26 @@ def naming_prompt(index: int, count: int) -> Iterator[None]:
         raise
 
 
-def check_length(num_tokens: int, context_length: int, name: str) -> None:
+def check_length(num_tokens: int, target: LanguageModel) -> None:
     """Raise ContextLengthError if a prompt of so many tokens leaves no position for the answer."""
-    if num_tokens >= context_length:
+    if num_tokens >= target.context_length:
         raise ContextLengthError(
-            f"The prompt has {num_tokens} tokens, but the context of {name} holds {context_length}, and the answer "
-            "needs at least one position. Shorten the prompt."
+            f"The prompt has {num_tokens} tokens, but the context of {target.name} holds {context_of(target)}, and the "
+            "answer needs at least one position. Shorten the prompt."
         )
+
+
+def context_of(target: LanguageModel) -> str:
+    """Return how many positions a sequence may have, and why they are fewer than the model computes."""
+    reason = target.context_reason
+    return f"{target.context_length}" + (f" ({reason})" if reason else "")
 
 
 def check_prompt(prompt: Seq[int], target: LanguageModel) -> None:
     """Raise PromptError if the target cannot continue these tokens."""
     if len(prompt) == 0:
         raise PromptError("The prompt is empty: there is nothing to continue. Give at least one token.")
-    check_length(len(prompt), target.context_length, target.name)
+    check_length(len(prompt), target)
     vocab_size = target.vocab_size
     if min(prompt) < 0 or max(prompt) >= vocab_size:
         bad = next(i for i, token_id in enumerate(prompt) if not 0 <= token_id < vocab_size)

@@ -132,8 +132,11 @@ def calibrate(target: LanguageModel, drafter: Drafter | None = None) -> Table:
 def _answering(
     target: LanguageModel, drafter: Drafter, policy: SpeculationPolicy, batch: int, length: int, params: SamplingParams
 ) -> Engine:
-    """Return an engine with so many requests, whose prompts are different and of this length."""
-    engine = Engine(target, drafter, config=EngineConfig(seed=0, prefix_reuse=OFF), policy=policy)
+    """Return an engine with so many requests, whose prompts are different and of this length, or of half the context.
+    Pools keep their bounds: those of the target's user, or none yet."""
+    config = EngineConfig(seed=0, prefix_reuse=OFF)
+    engine = Engine(target, drafter, config=config, policy=policy, bounds_memory=False)
+    length = min(length, target.context_length // 2)
     for number in range(batch):
         engine.add([(number + i) % target.vocab_size for i in range(length)], params)
     return engine
@@ -158,11 +161,11 @@ class _Filler(Drafter):
 
 
 class _RowTimer(SpeculationPolicy):
-    """Gives the steps so many rows, all drafts to the first sequence, and keeps their seconds and the experts that they
-    read, by rows."""
+    """Gives the steps so many rows, all drafts to the first sequence, and keeps the seconds of those with `batch`
+    sequences and the experts that they read, by rows."""
 
-    def __init__(self, rows: Sequence[int]) -> None:
-        self.rows = list(rows)
+    def __init__(self, rows: Sequence[int], batch: int) -> None:
+        self.rows, self._batch = list(rows), batch
         self.samples: dict[int, list[tuple[float, int]]] = defaultdict(list)
 
     def plan(self, sequences: Sequence[Tokens]) -> DraftPlan:
@@ -170,7 +173,7 @@ class _RowTimer(SpeculationPolicy):
         return DraftPlan([max(min(drafted, sequences[0].room), 0), *[0] * (len(sequences) - 1)])
 
     def observe(self, cost: StepCost, outcomes: Sequence[DraftOutcome]) -> None:
-        if outcomes and not cost.num_prompt_rows:
+        if len(outcomes) == self._batch and not cost.num_prompt_rows:  # a small pool may not hold all of them
             self.samples[cost.num_rows].append((cost.seconds - cost.time_draft, cost.num_experts))
 
 
@@ -198,10 +201,10 @@ def _time_rows(
     least: row counts that are timed whatever the time.
     """
     once = [count for count in rows if count >= batch]
-    timer, begin = _RowTimer([batch, *once * CALIBRATION_ROUNDS]), perf_counter()
-    context = min(CALIBRATION_CONTEXT, target.context_length // 2)
-    params = SamplingParams(temperature=0, max_tokens=target.context_length - context, ignore_eos=True)
-    engine = _answering(target, _Filler(target.vocab_size), timer, batch, context, params)
+    timer, begin = _RowTimer([batch, *once * CALIBRATION_ROUNDS], batch), perf_counter()
+    # hardly more than a token a step, as the drafts are wrong, and room for the longest draft
+    params = SamplingParams(temperature=0, max_tokens=len(timer.rows) + max(rows), ignore_eos=True)
+    engine = _answering(target, _Filler(target.vocab_size), timer, batch, CALIBRATION_CONTEXT, params)
     while timer.rows and engine.has_work and (perf_counter() - begin < most_seconds or len(timer.samples) < least):
         engine.step()
     engine.close()

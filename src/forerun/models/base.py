@@ -170,7 +170,7 @@ class LanguageModel(ABC):
     Attributes:
         name: the name that it was loaded by.
         vocab_size: width of the logits.
-        context_length: positions it can compute.
+        context_length: positions that a sequence may have: fewer than `full_context_length` where memory holds fewer.
         eos_token_ids: tokens that end its output.
         dtype: of the weights.
         device: where it computes.
@@ -182,6 +182,7 @@ class LanguageModel(ABC):
         kv_cache_dtype: the number format of keys and values where it was chosen; None: that of the kernels.
         kernels: the kernels that compute it: "reference", "triton", or "native" with the instruction set.
         state_nbytes: bytes that a sequence takes besides its pages, in recurrent layers.
+        full_context_length: positions it can compute, or that the user allows.
     """
 
     name: str
@@ -198,6 +199,15 @@ class LanguageModel(ABC):
     kv_cache_dtype: str | None = None
     kernels: str = REFERENCE
     state_nbytes: int = 0
+    full_context_length: int = 0
+
+    def __post_init__(self) -> None:
+        self.full_context_length = self.full_context_length or self.context_length
+
+    @property
+    def context_reason(self) -> str:
+        """Return why a sequence may have fewer positions than the model computes; empty if it may not."""
+        return context_reason(self.context_length, self.full_context_length)
 
     @property
     def pool(self) -> Pool | None:
@@ -307,6 +317,11 @@ class StandIn(LanguageModel):
     def output_layer(self) -> NativeLinear | None:
         """Return the output layer that a head can compute with (`LanguageModel.output_layer`)."""
         return self.model.output_layer
+
+
+def context_reason(held: int, full: int) -> str:
+    """Return why a sequence may have `held` positions of `full`; empty if it may have all."""
+    return f"memory; the model's own {full:,}" if held < full else ""
 
 
 def number_format(model: LanguageModel) -> str:

@@ -52,8 +52,7 @@ class TokenizeBody(Body):
         special = self.add_special_tokens is not False
         try:
             given: Any = self.prompt if self.messages is None else self.messages
-            length = target.context_length
-            encoded = partial(encode, given, tokenizer, target.name, options, special=special, context_length=length)
+            encoded = partial(encode, given, tokenizer, target.name, options, special=special, model=target)
             tokens = [] if given == "" else encoded()
         except PromptError as error:
             raise RequestBodyError(str(error), param="prompt" if self.messages is None else "messages") from None
@@ -173,6 +172,7 @@ def _add_facts(app: FastAPI, service: Service, draining: Callable[[], bool]) -> 
             "owned_by": "forerun",
             "root": service.name,  # a model without adapters, as vLLM says it
             "max_model_len": service.llm.target.context_length,
+            "full_context_length": service.llm.target.full_context_length,
             "drafters": [] if drafter is None else [*drafter.offers],
         }
 

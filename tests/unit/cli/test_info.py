@@ -72,6 +72,19 @@ def test_the_memory_of_a_model(invoke: Invoke) -> None:
     text = invoke("info", "--model", "bundled").stdout
     for line in (r"weights: +26 MB, at most", r"pages: +up to [\d,]+ of", r"scratch: +\d", r"memory: +.* available"):
         assert re.search(line, text), text
+    assert re.search(r"context: +up to 2,048 tokens$", text, re.MULTILINE), text
+
+
+def test_the_context_that_memory_holds(invoke: Invoke) -> None:
+    arguments = ("info", "--model", "bundled", "--cache-memory", "0.01")
+    told = json.loads(invoke(*arguments, "--json").stdout)["memory"]
+    assert 64 <= told["context_length"] < told["full_context_length"] == 2048
+    line = rf"context: +up to {told['context_length']:,} tokens: memory; the model's own 2,048$"
+    assert re.search(line, invoke(*arguments).stdout, re.MULTILINE)
+    assert "up to 100 tokens" in invoke(*arguments, "--max-model-len", "100").stdout
+    assert "up to 64" not in invoke(*arguments, "--max-model-len", "auto").stdout
+    refused = invoke(*arguments, "--max-model-len", "2000")
+    assert refused.exit_code == 2 and "max_model_len is 2000, but keys and values of bundled" in refused.output
 
 
 def test_a_model_that_does_not_fit(invoke: Invoke) -> None:

@@ -58,10 +58,14 @@ def test_a_prompt_that_fits_only_when_others_leave_waits() -> None:
     assert fake.pool.num_evicted > 0
 
 
-def test_a_request_too_large_for_the_pool_is_refused_at_once() -> None:
-    _, engine = engine_of(6)
-    with pytest.raises(PromptError, match=r"32 tokens.* 8 pages .*there are 6 "):
-        engine.add([1] * 20, GREEDY)
+def test_a_request_ends_where_the_pool_does() -> None:
+    fake, engine = engine_of(6)
+    engine.add([1] * 20, GREEDY)
+    (last,) = finish(engine).values()
+    assert last.choice is not None and last.choice.finish_reason == "length"
+    assert last.choice.token_ids == fake.greedy([1] * 20, 4)
+    with pytest.raises(PromptError, match=r"24 tokens, .* holds 24 \(memory; the model's own 4,096\)"):
+        engine.add([1] * 24, GREEDY)
     assert not engine.has_work
 
 

@@ -235,7 +235,7 @@ class HeadModel(LanguageModel):
         super().__init__(
             name=name,
             vocab_size=target.vocab_size,
-            context_length=target.context_length,
+            context_length=target.full_context_length,
             eos_token_ids=target.eos_token_ids,
             dtype=target.dtype,
             device=target.device,

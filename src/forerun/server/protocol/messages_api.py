@@ -155,9 +155,9 @@ class CountBody(MessagesBody):
         """Return the number of the prompt's tokens. Raises RequestBodyError."""
         tools = {"tools": [*chat_tools(self.tools, "input_schema")]} if self.tools else {}
         options = self._template_options() | tools
-        llm, name = service.llm, service.llm.target.name
+        target = service.llm.target
         try:
-            ids = encode(self._chat(), llm.tokenizer, name, options, context_length=llm.target.context_length)
+            ids = encode(self._chat(), service.llm.tokenizer, target.name, options, model=target)
         except PromptError as error:
             raise RequestBodyError(str(error), "messages") from None
         return {"input_tokens": len(ids)}

@@ -121,8 +121,7 @@ class CompletionRequest:
         try:
             if self.forced is not None:
                 assert form is not None  # it carries calls
-                limit = llm.target.context_length
-                ids = encode(prompts[0], llm.tokenizer, llm.target.name, options, context_length=limit)
+                ids = encode(prompts[0], llm.tokenizer, llm.target.name, options, model=llm.target)
                 thinks = ResponseParser(form, texts.prompt_end(ids), self.tools, "").kind == REASONING
                 grammar = self.forced.grammar(form, self.tools, llm.engine.grammars, thinks, self.one_call)
                 prompts, params = [ids], replace(params, grammar=grammar)
