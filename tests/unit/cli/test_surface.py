@@ -14,7 +14,7 @@ from .conftest import Invoke
 
 COMMANDS = 40
 FLAGS = {
-    "generate": 26, "chat": 17, "serve": 28, "batch": 16,
+    "generate": 26, "chat": 17, "serve": 29, "batch": 16,
     "demo": 9, "audit": 12, "try": 2, "tune": 12, "bench": 93,
     "train": 51, "export": 11,
     "cache": 3, "drafters": 2, "fetch": 3, "index": 8, "info": 5, "options": 0, "plan": 13, "quantize": 4,
