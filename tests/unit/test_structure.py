@@ -6,7 +6,7 @@ import pytest
 
 import structure
 
-MOST_STATEMENTS = 40_791
+MOST_STATEMENTS = 40_793
 MOST_CORE_STATEMENTS = 30_943
 MOST_FILES = 434
 """These are raised on purpose, with a reason in the commit, where a feature pays for its room."""
