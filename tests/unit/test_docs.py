@@ -97,6 +97,20 @@ def written_commands(page: Path) -> Iterator[list[str]]:
             yield words[: next((at for at, word in enumerate(words) if word in ("|", ">", "<", "&&", ";")), None)]
 
 
+@pytest.mark.parametrize("page", ["README.md", "docs/python.md"])
+def test_python_blocks_run(page: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The blocks of a page run in order, in one namespace; `print(...)  # TEXT` prints TEXT, up to " ..."."""
+    pytest.importorskip("llguidance")
+    text = (ROOT / page).read_text(encoding="utf-8")
+    blocks = re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    names: dict[str, object] = {"__name__": page}
+    for block in blocks:
+        exec(compile(block, page, "exec"), names)
+    printed = capsys.readouterr().out
+    told = re.findall(r"print\(.*\)  # (?!such as )(.+)$", "".join(blocks), re.MULTILINE)
+    assert blocks and [each for each in told if each.removesuffix(" ...") not in printed] == []
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_commands_and_their_flags_exist(page: Path) -> None:
     root = typer.main.get_command(app)
