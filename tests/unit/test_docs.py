@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import typer
 
+from drawings import DRAWINGS, IMAGES, STAGES
 from families import DESCRIBED
 from forerun.cli.main import app
 from forerun.lab.bench.report.headline import put_into, sections
@@ -39,6 +40,12 @@ def test_modules_and_functions_of_structure_exist() -> None:
         if file is None or (name and name not in definitions(file.read_text(encoding="utf-8"))):
             missing.append(f"{path}:{name}")
     assert missing == []
+
+
+def test_drawings_are_those_of_the_imports() -> None:
+    """`python tests/drawings.py` draws them."""
+    assert [name for name, drawn in DRAWINGS.items() if (IMAGES / name).read_text(encoding="utf-8") != drawn()] == []
+    assert [place for _, place, _ in STAGES if not (SRC / place).exists()] == []
 
 
 def definitions(source: str) -> set[str]:
