@@ -56,13 +56,14 @@ def lines(made: SpeculationPlan, accept_probs: ChainAcceptance, settings: PlanOp
 
 
 def _row(each: Predicted) -> list[str]:
-    """Return the cells of one K, below _HEADER."""
+    """Return the cells of one K, in the order of _HEADER."""
     edge = "never" if each.break_even is None else f"{each.break_even:.2f}"
     cells = f"{each.num_draft_tokens} {each.tokens:.2f} {1000 * each.seconds:.2f} {each.speedup:.2f}".split()
     return [*cells, edge]
 
 
 def _verdict(made: SpeculationPlan) -> str:
+    """Return the last line: the best K and its speed-up, or that no K is faster than plain decoding."""
     best, edge = made.prediction.best, made.prediction.break_even
     if best is None:
         from_there = "never" if edge is None else f"from an acceptance of {edge:.2f} on"
@@ -75,6 +76,7 @@ def _verdict(made: SpeculationPlan) -> str:
 
 
 def _memory(made: SpeculationPlan) -> Iterator[str]:
+    """Yield the memory of target, draft and machine, as far as it is known."""
     memory = made.memory
     cache = "cache unknown" if memory.target_cache is None else f"cache {size_text(memory.target_cache)}"
     yield f"target {size_text(memory.target_weights)}, {cache}"
@@ -86,11 +88,13 @@ def _memory(made: SpeculationPlan) -> Iterator[str]:
 
 
 def _money(made: SpeculationPlan, speed: float) -> str:
+    """Return the price of a million tokens at so many tokens per second, or "" without a price per hour."""
     cost = made.per_million(speed)
     return "" if cost is None else f", {cost:.2f} for a million tokens"
 
 
 def _count(parameters: int) -> str:
+    """Return a number of parameters in words, such as "70 B parameters"."""
     for unit, size in (("T", 1e12), ("B", 1e9), ("M", 1e6)):
         if parameters >= size:
             return f"{parameters / size:.3g} {unit} parameters"
