@@ -47,7 +47,7 @@ def lines(made: SpeculationPlan, accept_probs: ChainAcceptance, settings: PlanOp
     speed = f"{made.plain_speed:.1f} tokens/s{_money(made, made.plain_speed)}"
     yield f"plain:      {least}{1000 * made.costs.plain:.2f} ms a token{of_each}, {speed}"
     yield f"acceptance: {', '.join(f'{each:g}' for each in accept_probs.per_position)}, each after the tokens before it"
-    table = settings.table or settings.step_ms or _SHOWN
+    table = settings.step_ms or _SHOWN
     shown = [each for each in prediction.by_k if each.num_draft_tokens in table or each is prediction.best]
     yield ""
     yield plain_table(_HEADER, list(map(_row, shown)))

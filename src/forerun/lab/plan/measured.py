@@ -115,7 +115,7 @@ def _seconds(work: Callable[[], object]) -> float:
 NGRAM_DRAFTER = "suffix"
 """Measured for drafts without a model."""
 MOST = 8
-"""Largest K that is measured unless the table has a larger one."""
+"""Largest K that is measured."""
 CONTEXT = 256
 TOKENS = 24
 _ARGUMENTS = {"float32": ("float32", UNQUANTIZED), "bfloat16": ("bfloat16", UNQUANTIZED)} | {
@@ -146,5 +146,4 @@ def measured_steps(model: str, draft: str | None, options: PlanOptions) -> StepC
     most = min(CONTEXT, options.context, target.context_length // 2)
     params = SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True)
     with torch.inference_mode():
-        count = options.most if options.table else min(MOST, options.most)
-        return step_costs(target, tokenizer, lambda: drafter, count, prompt[:most], params)
+        return step_costs(target, tokenizer, lambda: drafter, min(MOST, options.most), prompt[:most], params)

@@ -120,10 +120,9 @@ def make_plan(
         ConfigError: a number format is not known.
     """
     weight = _bytes_of(options.precision, "--precision")
-    drafted = weight if options.draft_precision is None else _bytes_of(options.draft_precision, "draft_precision")
     cache = min(max(weight, PRECISIONS["bfloat16"]), _FULL)
     placed = Placed(target, machine, weight, cache, options.tensor_parallel, options.synchronisation)
-    beside = None if draft is None else Placed(draft, machine, drafted, cache)
+    beside = None if draft is None else Placed(draft, machine, weight, cache)
     source = MEASURED if costs is not None else BOUND if machine.overheads is None else CALIBRATED
     if options.step_ms:
         source, costs = GIVEN, given_costs(options.step_ms)

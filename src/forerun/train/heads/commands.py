@@ -216,7 +216,7 @@ def evaluate_head(
     data: Path | None,
     *,
     num_draft_tokens: int,
-    new_tokens: int,
+    new_tokens: int = 128,
     threads: int = 0,
     device: str | None = None,
 ) -> HeadReport:
