@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from forerun.lab.plan.machines import Machine
     from forerun.lab.plan.shapes import ModelShape
     from forerun.lab.plan.sheet import SpeculationPlan
-    from forerun.speculation.predictor import ChainAcceptance, Predicted, StepCosts
+    from forerun.speculation.predictor import ChainAcceptance, CostsByK, Predicted
 
 
 _HEADER = ("K", "tokens a step", "ms a step", "speed-up", "break-even acceptance")
@@ -170,7 +170,7 @@ def plan(
 
     target = model_shape(model)
     drafting = draft_shape(draft, measure=measure)
-    costs = measured_costs(model, draft, settings) if measure else None
+    costs = measured_here(model, draft, settings) if measure else None
     on = chosen or (bare_machine() if measure or settings.step_ms else measured_machine(note))
     made = make_plan(target, drafting, on, accept_probs, settings, costs)
     if json:
@@ -259,7 +259,7 @@ def bare_machine() -> Machine:
     return Machine(model(), total_memory(), lambda _: 1.0, 1.0)
 
 
-def measured_costs(model: str, draft: str, settings: PlanOptions) -> StepCosts:
+def measured_here(model: str, draft: str, settings: PlanOptions) -> CostsByK:
     """Measure steps of these models on this machine. Tests replace this function."""
     from forerun.lab.plan.measured import measured_steps
 

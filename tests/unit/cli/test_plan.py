@@ -7,7 +7,7 @@ import json
 import pytest
 
 from forerun.cli import plan as command
-from forerun.speculation.predictor import StepCosts
+from forerun.speculation.predictor import CostsByK
 
 from .conftest import Invoke
 
@@ -46,8 +46,8 @@ def test_where_nothing_pays_it_says_from_where_on_something_would(invoke: Invoke
 
 
 def test_measured_steps_take_the_rooflines_place(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
-    costs = StepCosts(0.01, [0.01, 0.01, 0.01], [0.0, 0.001, 0.002], [0.0] * 3)
-    monkeypatch.setattr(command, "measured_costs", lambda *_: costs)
+    costs = CostsByK(0.01, [0.01, 0.01, 0.01], [0.0, 0.001, 0.002], [0.0] * 3)
+    monkeypatch.setattr(command, "measured_here", lambda *_: costs)
     made = json.loads(invoke("plan", "12M", "--draft", "1M", "--measure", "--json").stdout)
     assert made["source"] == "measured" and made["costs"]["plain"] == 0.01
     assert len(made["by_num_draft_tokens"]) == 2

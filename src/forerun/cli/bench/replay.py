@@ -34,7 +34,6 @@ def replay(
     chosen = choose_drafters(model, None, compared.drafters)
     watch = begin(None, json)
     from forerun.config import AUTO
-    from forerun.engine.step_times import target_costs
     from forerun.lab.bench import replay as bench
     from forerun.lab.bench.prompts import prepare
     from forerun.lab.bench.recorded import drafter_facts, prompt_facts, target_facts
@@ -46,7 +45,7 @@ def replay(
     prompts = prepare(plain, cases, most)
     workload_temperatures = {name: temperatures(each) for name, each in cases.items()}
     say("timing the target's forward")
-    target = target_costs(plain.target, CONTEXT, ROUNDS)
+    target = bench.target_costs(plain.target, CONTEXT, ROUNDS)
     results = bench.measure(plain, chosen, target, prompts, workload_temperatures, COUNTS, most, say)
     about = f"{sum(map(len, prompts.values()))} prompts of {most} tokens"
     title = f"{without_folders(model)}, {number_format(plain.target)}: auto against the best fixed K, {about}"
