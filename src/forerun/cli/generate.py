@@ -87,7 +87,7 @@ def generate(
             show_default="prediction, if one is given, else " + options.DEFAULT_DRAFTER_TEXT,
         ),
     ] = None,
-    settings: Annotated[LLMOptions, Flags(typed=("acceptance", *options.LLM_TYPED))],
+    settings: Annotated[LLMOptions, Flags(leave_out=options.OF_SERVERS, typed=("acceptance", *options.LLM_TYPED))],
     chat: Annotated[
         bool | None,
         typer.Option(

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from forerun.lab.plan.machines import Machine
     from forerun.lab.plan.shapes import ModelShape
     from forerun.lab.plan.sheet import SpeculationPlan
-    from forerun.speculation.predictor import ChainAcceptance, Predicted, StepCosts
+    from forerun.speculation.predictor import ChainAcceptance, CostsByK, Predicted
 
 
 _HEADER = ("K", "tokens a step", "ms a step", "speed-up", "break-even acceptance")
@@ -47,7 +47,7 @@ def lines(made: SpeculationPlan, accept_probs: ChainAcceptance, settings: PlanOp
     speed = f"{made.plain_speed:.1f} tokens/s{_money(made, made.plain_speed)}"
     yield f"plain:      {least}{1000 * made.costs.plain:.2f} ms a token{of_each}, {speed}"
     yield f"acceptance: {', '.join(f'{each:g}' for each in accept_probs.per_position)}, each after the tokens before it"
-    table = settings.table or settings.step_ms or _SHOWN
+    table = settings.step_ms or _SHOWN
     shown = [each for each in prediction.by_k if each.num_draft_tokens in table or each is prediction.best]
     yield ""
     yield plain_table(_HEADER, list(map(_row, shown)))
@@ -174,7 +174,7 @@ def plan(
 
     target = model_shape(model)
     drafting = draft_shape(draft, measure=measure)
-    costs = measured_costs(model, draft, settings) if measure else None
+    costs = measured_here(model, draft, settings) if measure else None
     on = chosen or (bare_machine() if measure or settings.step_ms else measured_machine(note))
     made = make_plan(target, drafting, on, accept_probs, settings, costs)
     if json:
@@ -263,7 +263,7 @@ def bare_machine() -> Machine:
     return Machine(model(), total_memory(), lambda _: 1.0, 1.0)
 
 
-def measured_costs(model: str, draft: str, settings: PlanOptions) -> StepCosts:
+def measured_here(model: str, draft: str, settings: PlanOptions) -> CostsByK:
     """Measure steps of these models on this machine. Tests replace this function."""
     from forerun.lab.plan.measured import measured_steps
 

@@ -176,28 +176,32 @@ def test_other_shapes_and_losses_train(start: PreparedRun, tmp_path: Path) -> No
 @pytest.mark.slow
 def test_sigkill_at_any_moment_and_the_same_command_with_resume(tmp_path: Path) -> None:
     data = write_answers(tmp_path / "answers.jsonl")
-    keys = """
-[train.medusa]
-target = "bundled"
-draft_vocab = 200
-num_heads = 2
-max_steps = 40
-tokens_per_step = 128
-window = 64
-evaluate_every = 10
-held_out_rows = 2
-num_draft_tokens = 2
-checkpoint_seconds = 0.1
-threads = 2
+    program = """
+import sys
+from pathlib import Path
+
+from forerun.train.medusa import MedusaKind
+from forerun.train.heads.commands import train_head
+from forerun.train.heads.options import MedusaShape, MedusaTraining
+
+out, data, *flags = sys.argv[1:]
+options = MedusaTraining(
+    shape=MedusaShape(num_heads=2, draft_vocab=200),
+    max_steps=40,
+    tokens_per_step=128,
+    window=64,
+    evaluate_every=10,
+    held_out_rows=2,
+    num_draft_tokens=2,
+    checkpoint_seconds=0.1,
+    threads=2,
+)
+how = {"resume": "--resume" in flags, "force": "--force" in flags}
+train_head(Path(out), Path(out + ".run"), "bundled", Path(data), MedusaKind(options), "", **how)
 """
-    file = tmp_path / "keys.toml"
-    file.write_text(keys)
 
     def command(name: str, *more: str) -> list[str]:
-        return [
-            sys.executable, "-m", "forerun", "--config", str(file), "train", "medusa", str(tmp_path / name),
-            "--data", str(data), *more,
-        ]  # fmt: skip
+        return [sys.executable, "-c", program, str(tmp_path / name), str(data), *more]
 
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     subprocess.run(command("whole"), check=True, timeout=300, env=environment)
