@@ -174,10 +174,10 @@ inline void group_scales(const Layout& l, const uint8_t* group, const uint8_t* h
 inline void unpack_codes(const ForerunLinear& w, int64_t row, float* to) {
     const Layout& l = layout_of(w.kind);
     const int64_t o = row % 16, span = span_of(l, w.span);
-    const uint8_t* block = (const uint8_t*)w.packed + row / 16 * l.block((w.in + 31) / 32, span);
+    const uint8_t* block = (const uint8_t*)w.packed + row / 16 * l.block((w.in_features + 31) / 32, span);
     float scale = 0.0f, minimum = 0.0f;
     int zero = l.zero;
-    for (int64_t k = 0; k < w.in; k++) {
+    for (int64_t k = 0; k < w.in_features; k++) {
         const int64_t g = k / 32, i = k % 32;
         const uint8_t* group = block + l.at(g, span);
         int shift, code;
@@ -197,7 +197,7 @@ inline void unpack_codes(const ForerunLinear& w, int64_t row, float* to) {
 }
 
 inline void unpack(const ForerunLinear& w, const int64_t* rows, int64_t n, float* numbers) {
-    const int64_t in = w.in;
+    const int64_t in = w.in_features;
     for (int64_t i = 0; i < n; i++) {
         const int64_t row = rows[i], o = row % 16;
         const char* block = (const char*)w.packed + row / 16 * packed_bytes(w.kind, 16, in, w.span);

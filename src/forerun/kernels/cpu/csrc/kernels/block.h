@@ -62,7 +62,7 @@ FN int64_t largest_sum(float* x, const float* y, int64_t n) {
 FN void chains_body(void* data) {
     ChainsCall& c = *(ChainsCall*)data;
     forerun::Member member(*c.team);
-    const int64_t rank = c.after->in, out = c.after->out;
+    const int64_t rank = c.after->in_features, out = c.after->out_features;
     const float limit = forerun::largest_code({c.after});
     int64_t first, last;
     for (int64_t depth = 0; depth < c.longest; depth++) {
@@ -94,9 +94,9 @@ static void greedy_chains(const ForerunLinear* after, const float* before, const
     forerun::Workspace& space = forerun::workspace();
     forerun::Team team(threads);
     ChainsCall c{after, before, logits, token_ids, last, lengths, chains, 0, picked, &team, {}, nullptr, nullptr};
-    forerun::plan_input(space, c.in, chains, after->in, {after});
-    space.want(c.in.x, chains * after->in);
-    space.want(c.sums, chains * after->out);
+    forerun::plan_input(space, c.in, chains, after->in_features, {after});
+    space.want(c.in.x, chains * after->in_features);
+    space.want(c.sums, chains * after->out_features);
     space.want(c.starts, chains);
     space.allocate();
     for (int64_t t = 0, start = 0; t < chains; start += lengths[t++]) {

@@ -23,7 +23,8 @@ FN const Input& enter_layer(const EagleCall& e, const LayersCall& c, forerun::Me
     const ForerunEagle& h = *e.head;
     const ForerunLayer& layer = h.model.layers[0];
     const int64_t n = c.rows->num_rows, wide = h.embedding_width, state = h.state_width;
-    const float eps = h.model.eps, limit = h.entry.out ? forerun::largest_code({&h.entry}) : entering_limit(layer);
+    const bool reads_pair = !h.entry.out_features;
+    const float eps = h.model.eps, limit = reads_pair ? entering_limit(layer) : forerun::largest_code({&h.entry});
     int64_t first, last;
     member.open(n);
     while (member.claim(first, last))
@@ -32,15 +33,15 @@ FN const Input& enter_layer(const EagleCall& e, const LayersCall& c, forerun::Me
             norm_or_copy(e.embeddings + t * wide, h.embedding_norm, eps, wide, pair);
             norm_or_copy(e.states + t * state, h.state_norm, eps, state, pair + wide);
             prepare(e.pair, t, limit);
-            if (h.entry.out || !c.x) continue;
+            if (h.entry.out_features || !c.x) continue;
             norm_or_copy(h.keeps_norm ? pair + wide : e.states + t * state, nullptr, eps, state, c.x + t * state);
         }
     member.close();
-    if (h.residual.out && c.x) {
+    if (h.residual.out_features && c.x) {
         prepare_rows(h.residual, e.embedding, n, member);
         product_rows(h.residual, e.embedding, n, c.x, c.x, member);
     }
-    if (!h.entry.out) return e.pair;
+    if (!h.entry.out_features) return e.pair;
     product_rows(h.entry, e.pair, n, nullptr, c.x, member);
     member.open(n);
     while (member.claim(first, last))
@@ -89,7 +90,7 @@ static void eagle(const ForerunEagle* h, const ForerunRows* rows, const float* e
     plan_layers(space, e.layers);
     const ForerunLayer& layer = m->layers[0];
     forerun::Forms pair;
-    h->entry.out ? pair.add({&h->entry}) : pair.add({&layer.query, &layer.key, &layer.value});
+    h->entry.out_features ? pair.add({&h->entry}) : pair.add({&layer.query, &layer.key, &layer.value});
     forerun::plan_input(space, e.pair, n, wide, pair);
     forerun::plan_input(space, e.embedding, n, h->embedding_width, {&h->residual});
     forerun::plan_input(space, e.output, num_wanted, m->hidden, {&m->head});
@@ -135,8 +136,8 @@ static void fuse(const ForerunLinear* w, const float* norms, int32_t parts, floa
     forerun::Workspace& space = forerun::workspace();
     forerun::Team team(threads);
     FuseCall call{w, norms, x, parts, eps, {}, n, out, &team};
-    forerun::plan_input(space, call.in, n, w->in, {w});
-    space.want(call.in.x, n * w->in);
+    forerun::plan_input(space, call.in, n, w->in_features, {w});
+    space.want(call.in.x, n * w->in_features);
     space.allocate();
     forerun::run_in_parallel(fuse_body, &call, threads);
 }

@@ -27,8 +27,8 @@ static void plan_experts(ExpertsCall& c, const ForerunExperts& e) {
     more(c.top, e.top);
     more(c.width, e.width);
     for (const ForerunLinear* w : {e.gate, e.up}) {
-        if (w->out) c.entering.add({w});
-        c.floats |= w->out && w->kind < FORERUN_INT8;
+        if (w->out_features) c.entering.add({w});
+        c.floats |= w->out_features && w->kind < FORERUN_INT8;
     }
     c.leaving.add({e.down});
 }
@@ -161,7 +161,7 @@ static Span span_of(const ExpertsCall& c, int64_t blocks, int64_t first, int64_t
 
 // The largest code that the first products of experts take.
 INLINE float experts_limit(const ForerunExperts& e) {
-    return e.gate->out ? forerun::largest_code({e.gate, e.up}) : forerun::largest_code({e.up});
+    return e.gate->out_features ? forerun::largest_code({e.gate, e.up}) : forerun::largest_code({e.up});
 }
 
 // What the experts of the rows of `in` give: c.parts, and the switch of the layer's own feed-forward layer. x: the residual, of
@@ -173,7 +173,7 @@ FN void expert_rows(const ExpertsCall& c, const ForerunExperts& e, const Forerun
     if (e.router_norm) norm_rows(m, x, e.router_norm, nullptr, 0.0f, in, n, member);
     product_rows(e.router, in, n, nullptr, c.scores, member);
     if (e.norm) norm_rows(m, x, e.norm, nullptr, experts_limit(e), in, n, member);
-    if (e.shared_switch.out) product_rows(e.shared_switch, in, n, nullptr, c.switches, member);
+    if (e.shared_switch.out_features) product_rows(e.shared_switch, in, n, nullptr, c.switches, member);
     member.open(n);
     while (member.claim(first, last))
         for (int64_t t = first; t < last; t++) choose(c, e, t);
@@ -210,7 +210,7 @@ FN void expert_rows(const ExpertsCall& c, const ForerunExperts& e, const Forerun
 // is added up in the place of the first where it is normed.
 FN void mix_row(const ExpertsCall& c, const ForerunExperts& e, const ForerunModel& m, int64_t t, float* y) {
     const int64_t hidden = m.hidden;
-    if (e.shared_switch.out) multiply_sigmoid(c.switches + t, 1, y, hidden);
+    if (e.shared_switch.out_features) multiply_sigmoid(c.switches + t, 1, y, hidden);
     if (e.shared_norm) rms_norm(y, e.shared_norm, m.eps, hidden, y);
     float* sum = e.mixed_norm ? c.parts + c.places[t * e.top] * hidden : y;
     for (int32_t k = 0; k < e.top; k++) {

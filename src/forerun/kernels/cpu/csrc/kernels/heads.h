@@ -150,7 +150,7 @@ template <class E> FN void place_keys(const LayersCall& c, const ForerunLayer& l
     const int64_t width = layer.head_dim, heads = layer.num_kv_heads;
     const Angles angles = angles_of(c, layer, t);
     float *keys = c.keys + t * heads * width, *values = c.values + t * heads * width;
-    if (!layer.value.out) __builtin_memcpy(values, keys, heads * width * sizeof(float));
+    if (!layer.value.out_features) __builtin_memcpy(values, keys, heads * width * sizeof(float));
     const bool is_wide = layer.key_norm && m.has_wide_norms;
     if (is_wide) rms_norm(keys, layer.key_norm, m.eps, heads * width, keys);
     for (int64_t h = 0; h < heads; h++) {
@@ -174,7 +174,7 @@ template <class E> FN void place_row(const LayersCall& c, const ForerunLayer& la
         float* to = c.rotated + ((h / each * c.rows->num_rows + t) * each + h % each) * width;
         place_head(m, angles, is_wide ? nullptr : layer.query_norm, width, queries + h * width, scale, to);
     }
-    if (layer.key.out) place_keys<E>(c, layer, a, t);
+    if (layer.key.out_features) place_keys<E>(c, layer, a, t);
 }
 
 // The attention of a layer of the model.

@@ -5,9 +5,9 @@
 
 static void plan_latent(LatentCall& s, const ForerunLayer& layer) {
     const ForerunLatent& l = *layer.latent;
-    s.rank = l.expand->in;
-    s.entry_width = l.entry.out;
-    s.plain_width = l.absorb->in;
+    s.rank = l.expand->in_features;
+    s.entry_width = l.entry.out_features;
+    s.plain_width = l.absorb->in_features;
     s.entering.add({&layer.query});
     s.absorbing.add({l.absorb});
     s.expanding.add({l.expand});
@@ -48,7 +48,7 @@ template <class E> FN void place_latent(const LayersCall& c, const ForerunLayer&
 // Products of each head's rows with its own weights. in: [heads][rows]; out: row t of head h at out + t * stride + h * apart.
 FN void products_by_head(const ForerunLinear* w, int64_t heads, const Input& in, int64_t n, float* out, int64_t stride,
                          int64_t apart, forerun::Member& member) {
-    const int64_t blocks = (w->out + 15) / 16;
+    const int64_t blocks = (w->out_features + 15) / 16;
     int64_t first, last;
     member.open(heads * blocks);
     while (member.claim(first, last))
@@ -66,7 +66,7 @@ FN void latent_products(const LayersCall& c, const ForerunLayer& layer, const In
     const int64_t n = c.rows->num_rows;
     int64_t first, last;
     product_rows(layer.key, in, n, nullptr, c.keys, member);
-    if (!l.entry.out) return product_rows(layer.query, in, n, nullptr, c.queries, member);
+    if (!l.entry.out_features) return product_rows(layer.query, in, n, nullptr, c.queries, member);
     product_rows(l.entry, in, n, nullptr, entry.x, member);
     const float limit = forerun::largest_code({&layer.query});
     member.open(n);
@@ -107,5 +107,6 @@ FN void latent_attention(const LayersCall& c, int32_t index, const Input& in, fo
             prepare(s.attended, to, 0.0f);
         }
     member.close();
-    products_by_head(l.expand, heads, s.attended, n, c.mixed.x, heads * l.expand->out, l.expand->out, member);
+    const int64_t width = l.expand->out_features;
+    products_by_head(l.expand, heads, s.attended, n, c.mixed.x, heads * width, width, member);
 }

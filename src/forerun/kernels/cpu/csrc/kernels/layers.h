@@ -5,16 +5,16 @@ FN void attention_behind_norm(const LayersCall& c, int32_t index, const Input& i
     const ForerunModel& m = *c.model;
     const ForerunLayer& layer = m.layers[index];
     if (layer.latent) return latent_attention(c, index, in, member);
-    const int64_t n = c.rows->num_rows, kv = layer.key.out;
+    const int64_t n = c.rows->num_rows, kv = layer.key.out_features;
     const int threads = c.team->threads;
     int64_t first, last;
-    const int64_t q_blocks = (layer.query.out + 15) / 16, kv_blocks = (layer.key.out + 15) / 16;
-    member.open(q_blocks + kv_blocks + (layer.value.out ? kv_blocks : 0));
+    const int64_t q_blocks = (layer.query.out_features + 15) / 16, kv_blocks = (layer.key.out_features + 15) / 16;
+    member.open(q_blocks + kv_blocks + (layer.value.out_features ? kv_blocks : 0));
     while (member.claim(first, last))
         for (int64_t u = first; u < last; u++) {
             const int64_t v = u - q_blocks - kv_blocks;
             if (u < q_blocks)
-                linear_blocks(layer.query, in, n, u, u + 1, nullptr, c.queries, layer.query.out);
+                linear_blocks(layer.query, in, n, u, u + 1, nullptr, c.queries, layer.query.out_features);
             else if (v < 0)
                 linear_blocks(layer.key, in, n, u - q_blocks, u - q_blocks + 1, nullptr, c.keys, kv);
             else
@@ -30,12 +30,12 @@ FN void attention_behind_norm(const LayersCall& c, int32_t index, const Input& i
             IN_CACHE_FORMAT(m.cache_format, place_row, c, layer, a, (int32_t)t);
     member.close();
     IN_CACHE_FORMAT(m.cache_format, attend, a, member, threads, member_scratch(plan, member));
-    if (!layer.attention_gate.out) return;
+    if (!layer.attention_gate.out_features) return;
     product_rows(layer.attention_gate, in, n, nullptr, c.gates, member);
     member.open(n);
     while (member.claim(first, last))
         for (int64_t t = first; t < last; t++) {
-            const int64_t gates = layer.attention_gate.out, width = layer.out.in;
+            const int64_t gates = layer.attention_gate.out_features, width = layer.out.in_features;
             multiply_sigmoid(c.gates + t * gates, gates, c.mixed.x + t * width, width);
         }
     member.close();
@@ -62,7 +62,8 @@ static inline float or_one(float scale) { return scale ? scale : 1.0f; }
 
 // The largest code that the first products of a feed-forward layer take.
 INLINE float feeding_limit(const ForerunLayer& layer) {
-    const float most = layer.gate.out ? forerun::largest_code({&layer.gate, &layer.up}) : forerun::largest_code({&layer.up});
+    const bool has_gate = layer.gate.out_features;
+    const float most = forerun::largest_code({has_gate ? &layer.gate : &layer.up, &layer.up});
     if (!layer.experts) return most;
     const float theirs = experts_limit(*layer.experts);
     return most < theirs ? most : theirs;
@@ -72,7 +73,7 @@ INLINE float feeding_limit(const ForerunLayer& layer) {
 FN void gated_rows(const LayersCall& c, int32_t index, forerun::Member& member) {
     const ForerunModel& m = *c.model;
     const ForerunLayer& layer = m.layers[index];
-    const int64_t n = c.rows->num_rows, width = layer.up.out;
+    const int64_t n = c.rows->num_rows, width = layer.up.out_features;
     int64_t first, last;
     norm_rows(m, c.x, layer.mlp_norm, layer.mlp_bias, feeding_limit(layer), c.normed, n, member);
     member.open((width + 15) / 16);
@@ -94,7 +95,7 @@ FN void add_rows(const LayersCall& c, const ForerunLinear& w, const Input& in, c
                  forerun::Member& member, const ForerunExperts* mixture = nullptr, const float* output_scale = nullptr) {
     const ForerunModel& m = *c.model;
     const int64_t n = c.rows->num_rows, wide = m.hidden;
-    if (w.out) prepare_rows(w, in, n, member);
+    if (w.out_features) prepare_rows(w, in, n, member);
     if (!mixture && !output_scale && !has_branch(m, norm, factor)) return product_rows(w, in, n, c.x, c.x, member);
     product_rows(w, in, n, nullptr, c.branch, member);
     const F scale = f_set(or_one(m.residual_scale) * or_one(factor)), whole = f_set(output_scale ? *output_scale : 1.0f);
@@ -103,7 +104,7 @@ FN void add_rows(const LayersCall& c, const ForerunLinear& w, const Input& in, c
     while (member.claim(first, last))
         for (int64_t t = first; t < last; t++) {
             float *y = c.branch + t * wide, *x = c.x + t * wide;
-            for (int64_t i = 0; !w.out && i < wide; i++) y[i] = 0.0f;
+            for (int64_t i = 0; !w.out_features && i < wide; i++) y[i] = 0.0f;
             if (mixture) mix_row(c.mixture, *mixture, m, t, y);
             norm_row(m, y, norm, nullptr, wide, y);
             for (int64_t i = 0; i < wide; i += 16) {
@@ -118,7 +119,7 @@ FN void add_rows(const LayersCall& c, const ForerunLinear& w, const Input& in, c
 FN void token_rows(const LayersCall& c, int32_t index, forerun::Member& member) {
     const ForerunModel& m = *c.model;
     const ForerunLayer& layer = m.layers[index];
-    const int64_t n = c.rows->num_rows, width = layer.token_gate.out;
+    const int64_t n = c.rows->num_rows, width = layer.token_gate.out_features;
     const Input gated = of_width(c.gated, width);
     int64_t first, last;
     norm_rows(m, c.x, nullptr, nullptr, forerun::largest_code({&layer.token_gate}), c.normed, n, member);
@@ -141,23 +142,24 @@ FN void layer_behind_norm(const LayersCall& c, int32_t index, const Input& in, f
     const ForerunModel& m = *c.model;
     const ForerunLayer& layer = m.layers[index];
     const ForerunRecurrence* r = layer.recurrence;
-    const bool attends = layer.query.out, feeds = layer.up.out || layer.experts;
+    const bool attends = layer.query.out_features, feeds = layer.up.out_features || layer.experts;
     if (r)
         recurrent_rows(c.recurrent, *r, m, *c.rows, index, in, c.remembered, member);
     if (attends) attention_behind_norm(c, index, in, member);
     if (m.is_parallel) gated_rows(c, index, member);
     if (r) add_rows(c, r->out, c.remembered, layer.attention_norm, r->out_scale, member);
-    if (attends) add_rows(c, layer.out, of_width(c.mixed, layer.out.in), layer.attention_norm, m.attention_scale, member);
+    const Input mixed = of_width(c.mixed, layer.out.in_features);
+    if (attends) add_rows(c, layer.out, mixed, layer.attention_norm, m.attention_scale, member);
     if (!m.is_parallel && feeds) gated_rows(c, index, member);
-    const Input gated = of_width(c.gated, layer.up.out);
-    const float* output_scale = layer.token_gate.out ? nullptr : layer.output_scale;
+    const Input gated = of_width(c.gated, layer.up.out_features);
+    const float* output_scale = layer.token_gate.out_features ? nullptr : layer.output_scale;
     if (feeds) add_rows(c, layer.down, gated, layer.feed_norm, layer.feed_scale, member, layer.experts, output_scale);
-    if (layer.token_gate.out) token_rows(c, index, member);
+    if (layer.token_gate.out_features) token_rows(c, index, member);
 }
 
 // The largest code that queries, keys and values take.
 INLINE float entering_limit(const ForerunLayer& layer) {
-    const ForerunLinear& query = layer.latent && layer.latent->entry.out ? layer.latent->entry : layer.query;
+    const ForerunLinear& query = layer.latent && layer.latent->entry.out_features ? layer.latent->entry : layer.query;
     const float most = forerun::largest_code({&query, &layer.key, &layer.value, &layer.attention_gate});
     const ForerunRecurrence* r = layer.recurrence;
     const float recurrent = r ? forerun::largest_code({&r->mixed, &r->gate, &r->beta, &r->decay}) : most;
@@ -167,7 +169,7 @@ INLINE float entering_limit(const ForerunLayer& layer) {
 FN void one_layer(const LayersCall& c, int32_t index, forerun::Member& member) {
     const ForerunModel& m = *c.model;
     const ForerunLayer& layer = m.layers[index];
-    if (layer.query.out || layer.recurrence)
+    if (layer.query.out_features || layer.recurrence)
         norm_rows(m, c.x, layer.input_norm, layer.input_bias, entering_limit(layer), c.normed, c.rows->num_rows,
                   member);
     layer_behind_norm(c, index, c.normed, member);
@@ -215,11 +217,11 @@ static void plan_layers(forerun::Workspace& space, LayersCall& c) {
     for (int32_t i = c.first; i < c.last; i++) {
         const ForerunLayer& l = m->layers[i];
         for (const ForerunLinear* w : {&l.query, &l.key, &l.value, &l.up, &l.gate, &l.attention_gate, &l.token_gate})
-            if (w->out) normed.add({w});
+            if (w->out_features) normed.add({w});
         if (const ForerunRecurrence* r = l.recurrence) {
             normed.add({&r->mixed, &r->gate, &r->beta, &r->decay});
             remembered.add({&r->out});
-            recalled = r->out.in;
+            recalled = r->out.in_features;
             plan_recurrence(c.recurrent, *r);
             branch |= has_branch(*m, l.attention_norm, r->out_scale);
         }
@@ -233,17 +235,17 @@ static void plan_layers(forerun::Workspace& space, LayersCall& c) {
             normed.add({&l.latent->entry});
             plan_latent(c.latent, l);
         }
-        more(fed, l.up.out);
-        more(fed, l.token_gate.out);
-        more(gates, l.attention_gate.out);
+        more(fed, l.up.out_features);
+        more(fed, l.token_gate.out_features);
+        more(gates, l.attention_gate.out_features);
         branch |= l.output_scale || l.token_norm || has_branch(*m, l.attention_norm, m->attention_scale) || has_branch(*m, l.feed_norm, l.feed_scale);
         mixed.add({&l.out});
         gated.add({&l.down});
-        if (l.token_out.out) gated.add({&l.token_out});
-        if (!l.query.out) continue;
+        if (l.token_out.out_features) gated.add({&l.token_out});
+        if (!l.query.out_features) continue;
         (l.window ? windowed : plain) = &l;
-        more(attended, l.out.in);
-        more(queries, l.query.out);
+        more(attended, l.out.in_features);
+        more(queries, l.query.out_features);
         more(rotated, (int64_t)m->num_heads * l.key_width);
         more(keys, (int64_t)l.num_kv_heads * l.key_width);
         more(values, (int64_t)l.num_kv_heads * l.value_width);

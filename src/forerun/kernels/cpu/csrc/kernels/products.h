@@ -205,14 +205,15 @@ template <int R, int KIND> INLINE void byte_groups(const ForerunLinear& w, const
 template <int R> INLINE void float_weights(const ForerunLinear& w, const Input& in, int64_t block, int64_t row, F* y) {
     const float* x = in.x + row * in.stride;
     if (w.kind == FORERUN_FLOAT32) {
-        float_product<float, R>((const float*)w.packed + block * 16 * (int64_t)w.in, w.in, x, in.stride, y);
+        const float* numbers = (const float*)w.packed + block * 16 * (int64_t)w.in_features;
+        float_product<float, R>(numbers, w.in_features, x, in.stride, y);
         return;
     }
-    const uint16_t* pairs = (const uint16_t*)w.packed + block * 16 * ((int64_t)w.in + w.in % 2);
+    const uint16_t* pairs = (const uint16_t*)w.packed + block * 16 * ((int64_t)w.in_features + w.in_features % 2);
 #if defined(AVX512_BF16)
     bfloat16_product<R>(pairs, in, row, y);
 #else
-    float_product<uint16_t, R>(pairs, w.in, x, in.stride, y);
+    float_product<uint16_t, R>(pairs, w.in_features, x, in.stride, y);
 #endif
 }
 

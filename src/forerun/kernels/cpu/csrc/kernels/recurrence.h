@@ -17,10 +17,10 @@ constexpr int64_t COLUMNS = 32;
 
 static void plan_recurrence(RecurrentCall& c, const ForerunRecurrence& r) {
     const auto more = [](int64_t& most, int64_t size) { most = size > most ? size : most; };
-    more(c.channels, r.channels > r.beta.out ? r.channels : r.beta.out);
+    more(c.channels, r.channels > r.beta.out_features ? r.channels : r.beta.out_features);
     more(c.heads, r.heads);
     more(c.tile, r.key_width * COLUMNS);
-    more(c.wide, r.gate.out);
+    more(c.wide, r.gate.out_features);
 }
 
 static void find_sequences(RecurrentCall& c, const ForerunRows& rows) {
@@ -109,7 +109,7 @@ FN void rates_of(const ForerunRecurrence& r, const float* steps, float* decays, 
         float step = x > 20.0f ? x : __builtin_log1pf(__builtin_expf(x));
         step = step < r.least_step ? r.least_step : step > r.most_step ? r.most_step : step;
         decays[h] = __builtin_expf(r.rate[h] * step);
-        betas[h] = r.beta.out ? r.beta_scale / (1.0f + __builtin_expf(-betas[h])) : step;
+        betas[h] = r.beta.out_features ? r.beta_scale / (1.0f + __builtin_expf(-betas[h])) : step;
     }
 }
 
@@ -245,7 +245,7 @@ INLINE void multiply_silu(const float* gate, float scale, int64_t n, float* x) {
 
 // Gate and norm of what a row has read, in place.
 FN void gate_row(const ForerunRecurrence& r, const float* gate, float* x) {
-    const int64_t wide = r.gate.out;
+    const int64_t wide = r.gate.out_features;
     if (r.gates_first || !r.norm) multiply_silu(gate, r.gate_scale, wide, x);
     if (!r.norm) return;
     for (int64_t i = 0; i < wide; i += r.norm_width) rms_norm(x + i, r.norm + i, r.norm_eps, r.norm_width, x + i);
@@ -260,8 +260,8 @@ FN void recurrent_rows(const RecurrentCall& c, const ForerunRecurrence& r, const
     int64_t first, last;
     product_rows(r.mixed, in, n, nullptr, c.raw, member);
     product_rows(r.gate, in, n, nullptr, c.gates, member);
-    if (r.beta.out) product_rows(r.beta, in, n, nullptr, c.betas, member);
-    if (r.decay.out) product_rows(r.decay, in, n, nullptr, c.steps, member);
+    if (r.beta.out_features) product_rows(r.beta, in, n, nullptr, c.betas, member);
+    if (r.decay.out_features) product_rows(r.decay, in, n, nullptr, c.steps, member);
     if (is_short) {
         member.open(n);
         while (member.claim(first, last))

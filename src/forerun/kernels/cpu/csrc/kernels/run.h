@@ -29,8 +29,8 @@ FN void norm_rows(const ForerunModel& m, const float* x, const float* weight, co
 FN void product_rows(const ForerunLinear& w, const Input& in, int64_t n, const float* residual, float* out,
                      forerun::Member& member) {
     int64_t first, last;
-    member.open((w.out + 15) / 16);
-    while (member.claim(first, last)) linear_blocks(w, in, n, first, last, residual, out, w.out);
+    member.open((w.out_features + 15) / 16);
+    while (member.claim(first, last)) linear_blocks(w, in, n, first, last, residual, out, w.out_features);
     member.close();
 }
 
@@ -54,7 +54,7 @@ static void linear(const ForerunLinear* w, const float* x, int64_t n, const floa
     forerun::Workspace& space = forerun::workspace();
     forerun::Team team(threads);
     LinearCall call{w, {}, n, residual, out, &team};
-    forerun::plan_input(space, call.in, n, w->in, {w});
+    forerun::plan_input(space, call.in, n, w->in_features, {w});
     space.allocate();
     call.in.x = const_cast<float*>(x);
     forerun::run_in_parallel(linear_body, &call, threads);
@@ -62,7 +62,7 @@ static void linear(const ForerunLinear* w, const float* x, int64_t n, const floa
 
 // The logits of rows that are normed.
 FN void logit_rows(const ForerunModel& m, const Input& in, int64_t n, float* logits, forerun::Member& member) {
-    const int64_t out = m.head.out;
+    const int64_t out = m.head.out_features;
     product_rows(m.head, in, n, nullptr, logits, member);
     if (!m.logit_scale && !m.logit_softcap) return;
     int64_t first, last;
