@@ -141,11 +141,7 @@ template <int KIND> inline void pack_outputs(BlockPacking& c, int64_t index) {
 template <int KIND> void pack_blocks_body(void* data) {
     BlockPacking& c = *(BlockPacking*)data;
     Member member(*c.team);
-    int64_t first, last;
-    member.open((c.out + 15) / 16);
-    while (member.claim(first, last))
-        for (int64_t index = first; index < last; index++) pack_outputs<KIND>(c, index);
-    member.close();
+    for (const int64_t index : member.each((c.out + 15) / 16)) pack_outputs<KIND>(c, index);
 }
 
 // Returns the first row + 1 with a scale that is not finite, else 0.

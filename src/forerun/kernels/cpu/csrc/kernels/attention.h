@@ -319,33 +319,24 @@ FN void join_parts(const Attention& a, const Group& g, int64_t head, int64_t q, 
 // groups. scratch: this thread's.
 template <class E> FN void attend(const Attention& a, forerun::Member& member, int threads, float* scratch) {
     const int64_t heads = a.shape->num_kv_heads, pairs = a.num_groups * heads, room = a.room;
-    int64_t first, last;
     if (!a.sums) {
         float* sums = scratch + room * a.span;
-        member.open(pairs);
-        while (member.claim(first, last))
-            for (int64_t u = first; u < last; u++) {
-                const Group& g = a.groups[u / heads];
-                for (int64_t part = g.begin / PART; part * PART < g.longest; part++)
-                    add_part<E>(a, g, u % heads, part, scratch, sums);
-                for (int64_t q = 0; q < g.count * a.heads_per_key; q++) join_parts(a, g, u % heads, q, sums);
-            }
-        return member.close();
+        for (const int64_t u : member.each(pairs)) {
+            const Group& g = a.groups[u / heads];
+            for (int64_t part = g.begin / PART; part * PART < g.longest; part++)
+                add_part<E>(a, g, u % heads, part, scratch, sums);
+            for (int64_t q = 0; q < g.count * a.heads_per_key; q++) join_parts(a, g, u % heads, q, sums);
+        }
+        return;
     }
-    member.open(pairs * a.parts);
-    while (member.claim(first, last))
-        for (int64_t u = first; u < last; u++) {
-            const int64_t pair = u / a.parts;
-            add_part<E>(a, a.groups[pair / heads], pair % heads, u % a.parts, scratch, a.sums + pair * a.sums_size);
-        }
-    member.close();
-    member.open(pairs * room);
-    while (member.claim(first, last))
-        for (int64_t u = first; u < last; u++) {
-            const int64_t pair = u / room;
-            const Group& g = a.groups[pair / heads];
-            if (u % room < g.count * a.heads_per_key)
-                join_parts(a, g, pair % heads, u % room, a.sums + pair * a.sums_size);
-        }
-    member.close();
+    for (const int64_t u : member.each(pairs * a.parts)) {
+        const int64_t pair = u / a.parts;
+        add_part<E>(a, a.groups[pair / heads], pair % heads, u % a.parts, scratch, a.sums + pair * a.sums_size);
+    }
+    for (const int64_t u : member.each(pairs * room)) {
+        const int64_t pair = u / room;
+        const Group& g = a.groups[pair / heads];
+        if (u % room < g.count * a.heads_per_key)
+            join_parts(a, g, pair % heads, u % room, a.sums + pair * a.sums_size);
+    }
 }

@@ -64,28 +64,21 @@ FN void chains_body(void* data) {
     forerun::Member member(*c.team);
     const int64_t rank = c.after->in_features, out = c.after->out_features;
     const float limit = forerun::largest_code({c.after});
-    int64_t first, last;
     for (int64_t depth = 0; depth < c.longest; depth++) {
-        member.open(c.chains);
-        while (member.claim(first, last))
-            for (int64_t t = first; t < last; t++) {
-                if (depth >= c.lengths[t]) continue;
-                const int64_t token = depth ? c.picked[c.starts[t] + depth - 1] : c.last[t];
-                if (token >= 0) __builtin_memcpy(c.in.x + t * rank, c.before + token * rank, rank * sizeof(float));
-                prepare(c.in, t, limit);
-            }
-        member.close();
+        for (const int64_t t : member.each(c.chains)) {
+            if (depth >= c.lengths[t]) continue;
+            const int64_t token = depth ? c.picked[c.starts[t] + depth - 1] : c.last[t];
+            if (token >= 0) __builtin_memcpy(c.in.x + t * rank, c.before + token * rank, rank * sizeof(float));
+            prepare(c.in, t, limit);
+        }
         product_rows(*c.after, c.in, c.chains, nullptr, c.sums, member);
-        member.open(c.chains);
-        while (member.claim(first, last))
-            for (int64_t t = first; t < last; t++) {
-                if (depth >= c.lengths[t]) continue;
-                int64_t* picked = c.picked + c.starts[t] + depth;
-                const bool ended = depth && picked[-1] < 0;
-                const int64_t best = ended ? -1 : largest_sum(c.sums + t * out, c.logits + (c.starts[t] + depth) * out, out);
-                *picked = best < 0 ? -1 : c.token_ids[best];
-            }
-        member.close();
+        for (const int64_t t : member.each(c.chains)) {
+            if (depth >= c.lengths[t]) continue;
+            int64_t* picked = c.picked + c.starts[t] + depth;
+            const bool ended = depth && picked[-1] < 0;
+            const int64_t best = ended ? -1 : largest_sum(c.sums + t * out, c.logits + (c.starts[t] + depth) * out, out);
+            *picked = best < 0 ? -1 : c.token_ids[best];
+        }
     }
 }
 

@@ -169,41 +169,28 @@ INLINE float experts_limit(const ForerunExperts& e) {
 FN void expert_rows(const ExpertsCall& c, const ForerunExperts& e, const ForerunModel& m, int32_t layer, const float* x,
                     const Input& in, int64_t n, forerun::Member& member) {
     const Input given = of_width(c.given, m.hidden), inner = of_width(c.inner, e.width);
-    int64_t first, last;
     if (e.router_norm) norm_rows(m, x, e.router_norm, nullptr, 0.0f, in, n, member);
     product_rows(e.router, in, n, nullptr, c.scores, member);
     if (e.norm) norm_rows(m, x, e.norm, nullptr, experts_limit(e), in, n, member);
     if (e.shared_switch.out_features) product_rows(e.shared_switch, in, n, nullptr, c.switches, member);
-    member.open(n);
-    while (member.claim(first, last))
-        for (int64_t t = first; t < last; t++) choose(c, e, t);
-    member.close();
-    member.open(1);
-    while (member.claim(first, last)) sort_rows(c, e, layer, n);
-    member.close();
-    member.open(n);
-    while (member.claim(first, last))
-        for (int64_t t = first; t < last; t++)
-            for (int32_t k = 0; k < e.top; k++) copy_row(in, t, given, c.places[t * e.top + k]);
-    member.close();
+    for (const int64_t t : member.each(n)) choose(c, e, t);
+    for ([[maybe_unused]] const int64_t only : member.each(1)) sort_rows(c, e, layer, n);
+    for (const int64_t t : member.each(n))
+        for (int32_t k = 0; k < e.top; k++) copy_row(in, t, given, c.places[t * e.top + k]);
     const int64_t woken = c.num_woken[layer], inner_blocks = (e.width + 15) / 16, blocks = (m.hidden + 15) / 16;
-    member.open(woken * inner_blocks);
-    while (member.claim(first, last))
+    for (auto [first, last] : member.parts(woken * inner_blocks))
         for (Span s; first < last; first += s.last - s.first) {
             s = span_of(c, inner_blocks, first, last);
             gated_blocks(e.gate[s.expert], e.up[s.expert], m.activation, e.curve, 1.0f, from_row(given, s.row), s.rows,
                          s.first, s.last, inner.x + s.row * e.width, e.width);
         }
-    member.close();
     prepare_rows(*e.down, inner, n * e.top, member);
-    member.open(woken * blocks);
-    while (member.claim(first, last))
+    for (auto [first, last] : member.parts(woken * blocks))
         for (Span s; first < last; first += s.last - s.first) {
             s = span_of(c, blocks, first, last);
             linear_blocks(e.down[s.expert], from_row(inner, s.row), s.rows, s.first, s.last, nullptr,
                           c.parts + s.row * m.hidden, m.hidden);
         }
-    member.close();
 }
 
 // y [hidden] of row t, what the layer's own feed-forward layer gives, times its switch, and what the row's experts give, which

@@ -7,38 +7,28 @@ FN void attention_behind_norm(const LayersCall& c, int32_t index, const Input& i
     if (layer.latent) return latent_attention(c, index, in, member);
     const int64_t n = c.rows->num_rows, kv = layer.key.out_features;
     const int threads = c.team->threads;
-    int64_t first, last;
     const int64_t q_blocks = (layer.query.out_features + 15) / 16, kv_blocks = (layer.key.out_features + 15) / 16;
-    member.open(q_blocks + kv_blocks + (layer.value.out_features ? kv_blocks : 0));
-    while (member.claim(first, last))
-        for (int64_t u = first; u < last; u++) {
-            const int64_t v = u - q_blocks - kv_blocks;
-            if (u < q_blocks)
-                linear_blocks(layer.query, in, n, u, u + 1, nullptr, c.queries, layer.query.out_features);
-            else if (v < 0)
-                linear_blocks(layer.key, in, n, u - q_blocks, u - q_blocks + 1, nullptr, c.keys, kv);
-            else
-                linear_blocks(layer.value, in, n, v, v + 1, nullptr, c.values, kv);
-        }
-    member.close();
+    for (const int64_t u : member.each(q_blocks + kv_blocks + (layer.value.out_features ? kv_blocks : 0))) {
+        const int64_t v = u - q_blocks - kv_blocks;
+        if (u < q_blocks)
+            linear_blocks(layer.query, in, n, u, u + 1, nullptr, c.queries, layer.query.out_features);
+        else if (v < 0)
+            linear_blocks(layer.key, in, n, u - q_blocks, u - q_blocks + 1, nullptr, c.keys, kv);
+        else
+            linear_blocks(layer.value, in, n, v, v + 1, nullptr, c.values, kv);
+    }
     const ForerunAttention shape = layer_attention(m, index);
     const Attending& plan = layer.window ? c.windowed : c.plain;
     const Attention a = attention_of(&shape, c.rows, plan, c.rotated, c.mixed.x);
-    member.open(n);
-    while (member.claim(first, last))
-        for (int64_t t = first; t < last; t++)
-            IN_CACHE_FORMAT(m.cache_format, place_row, c, layer, a, (int32_t)t);
-    member.close();
+    for (const int64_t t : member.each(n))
+        IN_CACHE_FORMAT(m.cache_format, place_row, c, layer, a, (int32_t)t);
     IN_CACHE_FORMAT(m.cache_format, attend, a, member, threads, member_scratch(plan, member));
     if (!layer.attention_gate.out_features) return;
     product_rows(layer.attention_gate, in, n, nullptr, c.gates, member);
-    member.open(n);
-    while (member.claim(first, last))
-        for (int64_t t = first; t < last; t++) {
-            const int64_t gates = layer.attention_gate.out_features, width = layer.out.in_features;
-            multiply_sigmoid(c.gates + t * gates, gates, c.mixed.x + t * width, width);
-        }
-    member.close();
+    for (const int64_t t : member.each(n)) {
+        const int64_t gates = layer.attention_gate.out_features, width = layer.out.in_features;
+        multiply_sigmoid(c.gates + t * gates, gates, c.mixed.x + t * width, width);
+    }
 }
 
 // The keys and values of `in` alone, norm and rotation of keys included.
@@ -50,12 +40,8 @@ FN void keys_behind_norm(const LayersCall& c, int32_t index, const Input& in, fo
     product_rows(layer.value, in, n, nullptr, c.values, member);
     const ForerunAttention shape = layer_attention(m, index);
     const Attention a = attention_of(&shape, c.rows, c.plain, nullptr, nullptr);
-    int64_t first, last;
-    member.open(n);
-    while (member.claim(first, last))
-        for (int64_t t = first; t < last; t++)
-            IN_CACHE_FORMAT(m.cache_format, place_keys, c, layer, a, (int32_t)t);
-    member.close();
+    for (const int64_t t : member.each(n))
+        IN_CACHE_FORMAT(m.cache_format, place_keys, c, layer, a, (int32_t)t);
 }
 
 static inline float or_one(float scale) { return scale ? scale : 1.0f; }
@@ -74,13 +60,10 @@ FN void gated_rows(const LayersCall& c, int32_t index, forerun::Member& member) 
     const ForerunModel& m = *c.model;
     const ForerunLayer& layer = m.layers[index];
     const int64_t n = c.rows->num_rows, width = layer.up.out_features;
-    int64_t first, last;
     norm_rows(m, c.x, layer.mlp_norm, layer.mlp_bias, feeding_limit(layer), c.normed, n, member);
-    member.open((width + 15) / 16);
-    while (member.claim(first, last))
+    for (const auto [first, last] : member.parts((width + 15) / 16))
         gated_blocks(layer.gate, layer.up, m.activation, layer.curve, or_one(m.activation_scale), c.normed, n, first, last,
                      c.gated.x, width);
-    member.close();
     if (layer.experts) expert_rows(c.mixture, *layer.experts, m, index, c.x, c.normed, n, member);
 }
 
@@ -99,20 +82,16 @@ FN void add_rows(const LayersCall& c, const ForerunLinear& w, const Input& in, c
     if (!mixture && !output_scale && !has_branch(m, norm, factor)) return product_rows(w, in, n, c.x, c.x, member);
     product_rows(w, in, n, nullptr, c.branch, member);
     const F scale = f_set(or_one(m.residual_scale) * or_one(factor)), whole = f_set(output_scale ? *output_scale : 1.0f);
-    int64_t first, last;
-    member.open(n);
-    while (member.claim(first, last))
-        for (int64_t t = first; t < last; t++) {
-            float *y = c.branch + t * wide, *x = c.x + t * wide;
-            for (int64_t i = 0; !w.out_features && i < wide; i++) y[i] = 0.0f;
-            if (mixture) mix_row(c.mixture, *mixture, m, t, y);
-            norm_row(m, y, norm, nullptr, wide, y);
-            for (int64_t i = 0; i < wide; i += 16) {
-                const F sum = f_fma(get(y + i, wide - i), scale, get(x + i, wide - i));
-                put(x + i, f_mul(sum, whole), wide - i);
-            }
+    for (const int64_t t : member.each(n)) {
+        float *y = c.branch + t * wide, *x = c.x + t * wide;
+        for (int64_t i = 0; !w.out_features && i < wide; i++) y[i] = 0.0f;
+        if (mixture) mix_row(c.mixture, *mixture, m, t, y);
+        norm_row(m, y, norm, nullptr, wide, y);
+        for (int64_t i = 0; i < wide; i += 16) {
+            const F sum = f_fma(get(y + i, wide - i), scale, get(x + i, wide - i));
+            put(x + i, f_mul(sum, whole), wide - i);
         }
-    member.close();
+    }
 }
 
 // What the token of each row gives this layer.
@@ -121,19 +100,13 @@ FN void token_rows(const LayersCall& c, int32_t index, forerun::Member& member) 
     const ForerunLayer& layer = m.layers[index];
     const int64_t n = c.rows->num_rows, width = layer.token_gate.out_features;
     const Input gated = of_width(c.gated, width);
-    int64_t first, last;
     norm_rows(m, c.x, nullptr, nullptr, forerun::largest_code({&layer.token_gate}), c.normed, n, member);
-    member.open((width + 15) / 16);
-    while (member.claim(first, last))
+    for (const auto [first, last] : member.parts((width + 15) / 16))
         gated_blocks({}, layer.token_gate, m.activation, layer.curve, 1.0f, c.normed, n, first, last, gated.x, width);
-    member.close();
-    member.open(n);
-    while (member.claim(first, last))
-        for (int64_t t = first; t < last; t++) {
-            const float* given = c.rows->token_inputs + (t * m.num_layers + index) * width;
-            for (int64_t i = 0; i < width; i++) gated.x[t * width + i] *= given[i];
-        }
-    member.close();
+    for (const int64_t t : member.each(n)) {
+        const float* given = c.rows->token_inputs + (t * m.num_layers + index) * width;
+        for (int64_t i = 0; i < width; i++) gated.x[t * width + i] *= given[i];
+    }
     add_rows(c, layer.token_out, gated, layer.token_norm, 1.0f, member, nullptr, layer.output_scale);
 }
 
@@ -181,16 +154,12 @@ FN void tap(const LayersCall& c, int32_t layer, forerun::Member& member) {
     int32_t at = 0;
     while (at < c.num_tapped && c.tapped[at] != layer) at++;
     if (at == c.num_tapped) return;
-    int64_t first, last;
-    member.open(c.rows->num_rows);
-    while (member.claim(first, last))
-        for (int64_t t = first; t < last; t++) {
-            const float* x = c.x + t * m.hidden;
-            float* to = c.states + (t * c.num_tapped + at) * m.hidden;
-            if (layer == m.num_layers) norm_row(m, x, m.norm, m.norm_bias, m.hidden, to);
-            for (int64_t i = 0; layer < m.num_layers && i < m.hidden; i++) to[i] = x[i];
-        }
-    member.close();
+    for (const int64_t t : member.each(c.rows->num_rows)) {
+        const float* x = c.x + t * m.hidden;
+        float* to = c.states + (t * c.num_tapped + at) * m.hidden;
+        if (layer == m.num_layers) norm_row(m, x, m.norm, m.norm_bias, m.hidden, to);
+        for (int64_t i = 0; layer < m.num_layers && i < m.hidden; i++) to[i] = x[i];
+    }
 }
 
 FN void layers_body(void* data) {

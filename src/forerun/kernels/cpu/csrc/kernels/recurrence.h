@@ -257,50 +257,38 @@ FN void recurrent_rows(const RecurrentCall& c, const ForerunRecurrence& r, const
                        int32_t layer, const Input& in, const Input& out, forerun::Member& member) {
     const int64_t n = rows.num_rows, sequences = (int64_t)c.first.size() - 1, wide = r.channels;
     const bool is_short = r.kind == FORERUN_SHORT_CONVOLUTION;
-    int64_t first, last;
     product_rows(r.mixed, in, n, nullptr, c.raw, member);
     product_rows(r.gate, in, n, nullptr, c.gates, member);
     if (r.beta.out_features) product_rows(r.beta, in, n, nullptr, c.betas, member);
     if (r.decay.out_features) product_rows(r.decay, in, n, nullptr, c.steps, member);
     if (is_short) {
-        member.open(n);
-        while (member.claim(first, last))
+        for (const auto [first, last] : member.parts(n))
             for (int64_t i = first * wide; i < last * wide; i += 16) {
                 const int64_t rest = last * wide - i;
                 put(c.raw + i, f_mul(get(c.raw + i, rest), get(c.betas + i, rest)), rest);
             }
-        member.close();
     }
-    member.open(n);
-    while (member.claim(first, last))
-        for (int64_t t = first; t < last; t++)
-            convolve_row(recalled(c, r, m, rows, layer, rows.sequence[t]), (int32_t)t);
-    member.close();
+    for (const int64_t t : member.each(n))
+        convolve_row(recalled(c, r, m, rows, layer, rows.sequence[t]), (int32_t)t);
     const int64_t parts = is_short ? 0 : (r.value_width + COLUMNS - 1) / COLUMNS, each = r.heads * parts + 1;
     float* tile = c.tiles + member.index() * c.tile;
-    member.open(sequences * each);
-    while (member.claim(first, last))
-        for (int64_t u = first; u < last; u++) {
-            const Recalled q = recalled(c, r, m, rows, layer, u / each);
-            const int64_t head = u % each / (parts ? parts : 1), column = u % each % (parts ? parts : 1) * COLUMNS;
-            if (u % each == each - 1)
-                keep_inputs(q);
-            else if (r.value_width - column > 16)
-                scan_columns<2>(q, head, column, tile, out.x);
-            else
-                scan_columns<1>(q, head, column, tile, out.x);
+    for (const int64_t u : member.each(sequences * each)) {
+        const Recalled q = recalled(c, r, m, rows, layer, u / each);
+        const int64_t head = u % each / (parts ? parts : 1), column = u % each % (parts ? parts : 1) * COLUMNS;
+        if (u % each == each - 1)
+            keep_inputs(q);
+        else if (r.value_width - column > 16)
+            scan_columns<2>(q, head, column, tile, out.x);
+        else
+            scan_columns<1>(q, head, column, tile, out.x);
+    }
+    for (const int64_t t : member.each(n)) {
+        float *x = out.x + t * out.width, *gate = c.gates + t * out.width;
+        if (!is_short) {
+            gate_row(r, gate, x);
+            continue;
         }
-    member.close();
-    member.open(n);
-    while (member.claim(first, last))
-        for (int64_t t = first; t < last; t++) {
-            float *x = out.x + t * out.width, *gate = c.gates + t * out.width;
-            if (!is_short) {
-                gate_row(r, gate, x);
-                continue;
-            }
-            for (int64_t i = 0; i < wide; i += 16)
-                put(x + i, f_mul(get(c.after + t * wide + i, wide - i), get(gate + i, wide - i)), wide - i);
-        }
-    member.close();
+        for (int64_t i = 0; i < wide; i += 16)
+            put(x + i, f_mul(get(c.after + t * wide + i, wide - i), get(gate + i, wide - i)), wide - i);
+    }
 }
