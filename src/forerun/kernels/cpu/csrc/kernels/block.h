@@ -24,9 +24,14 @@ FN void context_body(void* data) {
 static void context(const ForerunModel* m, const float* norm, const ForerunRows* rows, const float* states, int threads) {
     forerun::Workspace& space = forerun::workspace();
     forerun::Team team(threads);
-    ContextCall call{norm, states, {m, rows, 0, m->num_layers, nullptr, &team, {}, {}, {}, {}, {}, nullptr, nullptr,
-                                    nullptr, nullptr, nullptr}};
+    ContextCall call{};
+    call.norm = norm;
+    call.states = states;
     LayersCall& c = call.layers;
+    c.model = m;
+    c.rows = rows;
+    c.last = m->num_layers;
+    c.team = &team;
     const int64_t n = rows->num_rows, narrow = (int64_t)m->layers->num_kv_heads * m->layers->head_dim;
     forerun::Forms forms;
     for (int32_t i = 0; i < m->num_layers; i++) forms.add({&m->layers[i].key, &m->layers[i].value});

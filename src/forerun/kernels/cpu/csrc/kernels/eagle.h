@@ -70,8 +70,18 @@ static void eagle(const ForerunEagle* h, const ForerunRows* rows, const float* e
     forerun::Workspace& space = forerun::workspace();
     forerun::Team team(threads);
     const ForerunModel* m = &h->model;
-    EagleCall e{h, embeddings, states, wanted, num_wanted, logits,
-                {m, rows, 0, 1, x, &team, {}, {}, {}, {}, {}, nullptr, nullptr, nullptr, nullptr, nullptr}, {}, {}, {}};
+    EagleCall e{};
+    e.head = h;
+    e.embeddings = embeddings;
+    e.states = states;
+    e.wanted = wanted;
+    e.num_wanted = num_wanted;
+    e.logits = logits;
+    e.layers.model = m;
+    e.layers.rows = rows;
+    e.layers.last = 1;
+    e.layers.x = x;
+    e.layers.team = &team;
     const int64_t n = rows->num_rows, wide = h->embedding_width + h->state_width;
     plan_layers(space, e.layers);
     const ForerunLayer& layer = m->layers[0];

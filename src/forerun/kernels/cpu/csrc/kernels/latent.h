@@ -30,17 +30,17 @@ template <class E> FN void place_latent(const LayersCall& c, const ForerunLayer&
     const ForerunLatent& l = *layer.latent;
     const Input& plain = c.latent.plain;
     const int64_t rank = c.latent.rank, wide = layer.key_width, turned = wide - rank, n = c.rows->num_rows;
-    const Angles angles = angles_of(c, layer, t);
-    const float scale = query_scale(c, t);
+    const Angles angles = angles_of(*c.rows, layer, t);
+    const float scale = query_scale(m, *c.rows, t);
     for (int64_t h = 0; h < m.num_heads; h++) {
         const float* query = c.queries + (t * m.num_heads + h) * layer.head_dim;
-        turn(angles, query, turned, scale, c.rotated + (t * m.num_heads + h) * wide);
+        rotate_head(angles, query, turned, scale, c.rotated + (t * m.num_heads + h) * wide);
         float* to = plain.x + (h * n + t) * plain.width;
         for (int64_t i = 0; i < plain.width; i++) to[i] = query[turned + i] * scale;
         prepare(plain, h * n + t, 0.0f);
     }
     float* key = c.keys + t * wide;
-    turn(angles, key, turned, 1.0f, key);
+    rotate_head(angles, key, turned, 1.0f, key);
     rms_norm(key + turned, l.norm, l.eps, rank, key + turned);
     write_row<E>(a, t, key, key + turned);
 }

@@ -249,8 +249,16 @@ static void layers(const ForerunModel* m, const ForerunRows* rows, int32_t first
                    const int32_t* tapped, int32_t num_tapped, float* states, int threads) {
     forerun::Workspace& space = forerun::workspace();
     forerun::Team team(threads);
-    LayersCall c{m, rows, first, last, x, &team, {}, {}, {}, {}, {}, nullptr, nullptr, nullptr, nullptr, nullptr,
-                 tapped, num_tapped, states, {}, {}, nullptr, {}, {}};
+    LayersCall c{};
+    c.model = m;
+    c.rows = rows;
+    c.first = first;
+    c.last = last;
+    c.x = x;
+    c.tapped = tapped;
+    c.num_tapped = num_tapped;
+    c.states = states;
+    c.team = &team;
     plan_layers(space, c);
     space.allocate();
     forerun::run_in_parallel(layers_body, &c, threads);
