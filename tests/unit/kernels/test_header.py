@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from ctypes import c_float, sizeof
 from pathlib import Path
 
 import pytest
 
+from forerun.kernels.block_weight import BLOCK_TYPES
 from forerun.kernels.cpu import library
 from forerun.kernels.cpu.compiler import SOURCES, find_compiler
 from forerun.kernels.cpu.header import Header
@@ -48,8 +50,9 @@ def test_every_declaration_of_the_header_is_read() -> None:
     text = (SOURCES / "forerun.h").read_text()
     assert text.count("\nstruct ") == len(HEADER.fields)
     assert text.count("\nenum ") == len(HEADER.enums)
-    assert {f"forerun_{name}" for name in ("abi", "linear", "layers", "top")} <= set(HEADER.functions)
+    assert len(re.findall(r" forerun_\w+\(", text)) == len(HEADER.functions)
     assert WEIGHT_KINDS["FLOAT32"] == 0
+    assert {form.layout or form.name for form in BLOCK_TYPES.values()} <= set(WEIGHT_KINDS)
 
 
 def test_what_a_header_may_have() -> None:
@@ -57,10 +60,16 @@ def test_what_a_header_may_have() -> None:
         "struct Inner { int32_t a; };  // why\nstruct Outer { const float *b, *c; Inner inner; float* d, e; };\n"
         "enum Kind : int32_t { FORERUN_A = 0, FORERUN_B = 7, };\n#define ABI 3\nvoid f(const Inner* x, int64_t n);"
     )
-    assert header.fields["Outer"] == [("b", "*"), ("c", "*"), ("inner", "Inner"), ("d", "*"), ("e", "float")]
+    assert header.fields["Outer"] == [
+        ("b", "float*"),
+        ("c", "float*"),
+        ("inner", "Inner"),
+        ("d", "float*"),
+        ("e", "float"),
+    ]
     assert header.enums == {"Kind": {"A": 0, "B": 7}}
     assert header.constants == {"ABI": 3}
-    assert header.functions == {"f": ("void", ["Inner*", "int64_t"])}
+    assert header.functions == {"f": ("void", [("x", "Inner*"), ("n", "int64_t")])}
 
 
 @pytest.mark.parametrize(

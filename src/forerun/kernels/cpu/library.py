@@ -16,7 +16,7 @@ from forerun.kernels.cpu.compiler import SOURCES
 from forerun.kernels.cpu.header import Header
 from forerun.utils.home import HOME_VARIABLE
 
-HEADER = Header((SOURCES / "forerun.h").read_text(encoding="utf-8"))
+HEADER = Header.read(SOURCES / "forerun.h")
 """The C interface, of which this module has all structures and functions."""
 WEIGHT_KINDS = HEADER.enums["ForerunKind"]
 """By name, the numbers of the layouts of weights."""

@@ -218,8 +218,6 @@ class NativeLinear(nn.Module):
 
 Form = QuantizedFormat | BlockType | torch.dtype
 """Of a quantized weight, of a GGUF file's blocks, or the dtype of numbers, bfloat16 or float32."""
-_LAYOUTS = {"Q4_0": "INT4_GROUPS", "Q4_1": "INT4_MINIMA", "Q8_0": "INT8_GROUPS"}
-"""Types of blocks that have no layout of their own."""
 
 
 def with_page_ends(nbytes: int) -> int:
@@ -272,7 +270,7 @@ def _layout_name(form: Form) -> str:
     if isinstance(form, torch.dtype):
         return "FLOAT32" if form == torch.float32 else "BFLOAT16"
     if isinstance(form, BlockType):
-        return _LAYOUTS.get(form.name, form.name)
+        return form.layout or form.name
     if form.zero is None:
         return "INT8_ZEROS" if form.bits == 8 else "INT4_ZEROS"
     if form.bits == 8:

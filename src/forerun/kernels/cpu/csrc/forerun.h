@@ -9,28 +9,10 @@ extern "C" {
 
 // How the numbers of a weight lie in memory. Outputs come in blocks of 16; those beyond the last are zero.
 enum ForerunKind : int32_t {
-    FORERUN_FLOAT32 = 0,    // [out / 16][in][16] float
-    FORERUN_BFLOAT16 = 1,   // [out / 16][in / 2, rounded up][16][2] bfloat16: pairs of inputs, the last with zeros
-    FORERUN_INT8 = 2,       // [out / 16][in / 4][16][4] signed bytes; one scale per output
-    FORERUN_INT8_GROUPS = 3,  // [out / 16][in / 32] of [8][16][4] signed bytes and 16 float16 scales
-    FORERUN_INT4_GROUPS = 4,  // [out / 16][in / 32] of [4][16][4] bytes, codes with zero 8, and 16 float16 scales: the
-                              // low half of a byte is of inputs 0..3 of eight, the high half of inputs 4..7
-    FORERUN_INT4_MINIMA = 5,  // the same with zero 0, and 16 float16 minima behind the scales
-    // GGUF's other types: the low four bits as above, then the fifth bits [16][4] of inputs f, f + 4, ... (bit f of a byte is
-    // of the f-th four inputs), or the fifth and sixth [2][16][4], two of each four in a byte; then scales and minima.
-    FORERUN_Q5_0 = 6,    // zero 16, 16 float16 scales
-    FORERUN_Q5_1 = 7,    // the same with zero 0, and minima
-    FORERUN_Q4_K = 8,    // [in / 256] of 16 float16 scales, 16 minima, negative, and eight groups, behind whose codes are 16
-                         // bytes by which the scale is multiplied, and 16 for the minimum
-    FORERUN_Q5_K = 9,    // the same with 5 bits
-    FORERUN_Q6_K = 10,   // zero 32, no minima; 2 * 16 signed bytes, for each 16 inputs
-    FORERUN_IQ4_NL = 11,  // codes are places in a table (layouts.h), 16 float16 scales
-    FORERUN_IQ4_XS = 12,  // the same with two levels of scales, signed bytes
-    FORERUN_MXFP4 = 13,   // another table; 16 bytes, exponents of scales
-    // Of checkpoints with a whole zero for each group: 16 float16 scales and 16 signed bytes, the zeros, then the `span`
-    // groups of 32 inputs that share them. What they give is multiplied by a scale per output.
-    FORERUN_INT4_ZEROS = 14,
-    FORERUN_INT8_ZEROS = 15,
+    FORERUN_FLOAT32 = 0,   // [out / 16][in][16] float
+    FORERUN_BFLOAT16 = 1,  // [out / 16][in / 2, rounded up][16][2] bfloat16: pairs of inputs, the last with zeros
+#define FORMAT(name, number, ...) FORERUN_##name = number,
+#include "weight_formats.h"
 };
 
 // How keys and values lie in a page: numbers, and behind those of a layer, where they are bytes, the scales of its keys and
