@@ -244,10 +244,10 @@ void forerun_unpack(const ForerunLinear* linear, const int64_t* rows, int64_t n,
 // out: [n, out] = (residual or 0) + x W^T + bias; out may be residual.
 int32_t forerun_linear(const ForerunLinear* linear, const float* x, int64_t n, const float* residual, float* out,
                        int32_t threads);
-// Layers first..last of x [rows, hidden], in place. states: [rows, num_tapped, hidden], what enters the layers `tapped`;
-// num_layers stands for what comes out of the last one, after the final norm.
+// Layers first..last of x [rows, hidden], in place. states: [rows, num_output_layers, hidden], what enters the layers
+// `output_layers`; num_layers stands for what comes out of the last one, after the final norm.
 int32_t forerun_layers(const ForerunModel* model, const ForerunRows* rows, int32_t first, int32_t last, float* x,
-                       const int32_t* tapped, int32_t num_tapped, float* states, int32_t threads);
+                       const int32_t* output_layers, int32_t num_output_layers, float* states, int32_t threads);
 // The final norm, in place, and logits [n, out].
 int32_t forerun_head(const ForerunModel* model, int64_t n, float* x, float* logits, int32_t threads);
 // rows of embeddings [rows, embedding_width] and states [rows, state_width]: what the layer gives, x [rows, hidden], and

@@ -93,5 +93,5 @@ FN void latent_attention(const LayersCall& c, int32_t index, const Input& in, fo
         prepare(s.attended, to, 0.0f);
     }
     const int64_t width = l.expand->out_features;
-    products_by_head(l.expand, heads, s.attended, n, c.mixed.x, heads * width, width, member);
+    products_by_head(l.expand, heads, s.attended, n, c.attended.x, heads * width, width, member);
 }

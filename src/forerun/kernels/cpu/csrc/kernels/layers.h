@@ -1,6 +1,6 @@
 // Layers of a decoder. Included once for each instruction set.
 
-// Queries, keys and values of `in`, and attention: what the product that follows reads is c.mixed.x.
+// Queries, keys and values of `in`, and attention: what the product that follows reads is c.attended.x.
 FN void attention_behind_norm(const LayersCall& c, int32_t index, const Input& in, forerun::Member& member) {
     const ForerunModel& m = *c.model;
     const ForerunLayer& layer = m.layers[index];
@@ -19,7 +19,7 @@ FN void attention_behind_norm(const LayersCall& c, int32_t index, const Input& i
     }
     const ForerunAttention shape = layer_attention(m, index);
     const Attending& plan = layer.window ? c.windowed : c.plain;
-    const Attention a = attention_of(&shape, c.rows, plan, c.rotated, c.mixed.x);
+    const Attention a = attention_of(&shape, c.rows, plan, c.rotated, c.attended.x);
     for (const int64_t t : member.each(n))
         IN_CACHE_FORMAT(m.cache_format, place_row, c, layer, a, (int32_t)t);
     IN_CACHE_FORMAT(m.cache_format, attend, a, member, threads, member_scratch(plan, member));
@@ -27,7 +27,7 @@ FN void attention_behind_norm(const LayersCall& c, int32_t index, const Input& i
     product_rows(layer.attention_gate, in, n, nullptr, c.gates, member);
     for (const int64_t t : member.each(n)) {
         const int64_t gates = layer.attention_gate.out_features, width = layer.out.in_features;
-        multiply_sigmoid(c.gates + t * gates, gates, c.mixed.x + t * width, width);
+        multiply_sigmoid(c.gates + t * gates, gates, c.attended.x + t * width, width);
     }
 }
 
@@ -64,7 +64,7 @@ FN void gated_rows(const LayersCall& c, int32_t index, forerun::Member& member) 
     for (const auto [first, last] : member.parts((width + 15) / 16))
         gated_blocks(layer.gate, layer.up, m.activation, layer.curve, or_one(m.activation_scale), c.normed, n, first, last,
                      c.gated.x, width);
-    if (layer.experts) expert_rows(c.mixture, *layer.experts, m, index, c.x, c.normed, n, member);
+    if (layer.experts) expert_rows(c.experts, *layer.experts, m, index, c.x, c.normed, n, member);
 }
 
 // Whether what a layer adds to the residual is normed or scaled before.
@@ -75,17 +75,17 @@ static inline bool has_branch(const ForerunModel& m, const float* norm, float sc
 // c.x += a product of `in`, if there is one, and what experts give, normed by `norm` if there is one, and scaled, by the
 // model's factor and this one. output_scale: c.x is multiplied by it then; or null.
 FN void add_rows(const LayersCall& c, const ForerunLinear& w, const Input& in, const float* norm, float factor,
-                 forerun::Member& member, const ForerunExperts* mixture = nullptr, const float* output_scale = nullptr) {
+                 forerun::Member& member, const ForerunExperts* experts = nullptr, const float* output_scale = nullptr) {
     const ForerunModel& m = *c.model;
     const int64_t n = c.rows->num_rows, wide = m.hidden;
     if (w.out_features) prepare_rows(w, in, n, member);
-    if (!mixture && !output_scale && !has_branch(m, norm, factor)) return product_rows(w, in, n, c.x, c.x, member);
+    if (!experts && !output_scale && !has_branch(m, norm, factor)) return product_rows(w, in, n, c.x, c.x, member);
     product_rows(w, in, n, nullptr, c.branch, member);
     const F scale = f_set(or_one(m.residual_scale) * or_one(factor)), whole = f_set(output_scale ? *output_scale : 1.0f);
     for (const int64_t t : member.each(n)) {
         float *y = c.branch + t * wide, *x = c.x + t * wide;
         for (int64_t i = 0; !w.out_features && i < wide; i++) y[i] = 0.0f;
-        if (mixture) mix_row(c.mixture, *mixture, m, t, y);
+        if (experts) add_experts(c.experts, *experts, m, t, y);
         norm_row(m, y, norm, nullptr, wide, y);
         for (int64_t i = 0; i < wide; i += 16) {
             const F sum = f_fma(get(y + i, wide - i), scale, get(x + i, wide - i));
@@ -121,8 +121,8 @@ FN void layer_behind_norm(const LayersCall& c, int32_t index, const Input& in, f
     if (attends) attention_behind_norm(c, index, in, member);
     if (m.is_parallel) gated_rows(c, index, member);
     if (r) add_rows(c, r->out, c.remembered, layer.attention_norm, r->out_scale, member);
-    const Input mixed = of_width(c.mixed, layer.out.in_features);
-    if (attends) add_rows(c, layer.out, mixed, layer.attention_norm, m.attention_scale, member);
+    const Input attended = of_width(c.attended, layer.out.in_features);
+    if (attends) add_rows(c, layer.out, attended, layer.attention_norm, m.attention_scale, member);
     if (!m.is_parallel && feeds) gated_rows(c, index, member);
     const Input gated = of_width(c.gated, layer.up.out_features);
     const float* output_scale = layer.token_gate.out_features ? nullptr : layer.output_scale;
@@ -148,15 +148,15 @@ FN void one_layer(const LayersCall& c, int32_t index, forerun::Member& member) {
     layer_behind_norm(c, index, c.normed, member);
 }
 
-// Write what enters this layer to c.states, if it is tapped.
-FN void tap(const LayersCall& c, int32_t layer, forerun::Member& member) {
+// Write what enters this layer to c.states, if it is one of c.output_layers.
+FN void keep_hidden_states(const LayersCall& c, int32_t layer, forerun::Member& member) {
     const ForerunModel& m = *c.model;
     int32_t at = 0;
-    while (at < c.num_tapped && c.tapped[at] != layer) at++;
-    if (at == c.num_tapped) return;
+    while (at < c.num_output_layers && c.output_layers[at] != layer) at++;
+    if (at == c.num_output_layers) return;
     for (const int64_t t : member.each(c.rows->num_rows)) {
         const float* x = c.x + t * m.hidden;
-        float* to = c.states + (t * c.num_tapped + at) * m.hidden;
+        float* to = c.states + (t * c.num_output_layers + at) * m.hidden;
         if (layer == m.num_layers) norm_row(m, x, m.norm, m.norm_bias, m.hidden, to);
         for (int64_t i = 0; layer < m.num_layers && i < m.hidden; i++) to[i] = x[i];
     }
@@ -166,10 +166,10 @@ FN void layers_body(void* data) {
     LayersCall& c = *(LayersCall*)data;
     forerun::Member member(*c.team);
     for (int32_t layer = c.first; layer < c.last; layer++) {
-        tap(c, layer, member);
+        keep_hidden_states(c, layer, member);
         one_layer(c, layer, member);
     }
-    if (c.last == c.model->num_layers) tap(c, c.last, member);
+    if (c.last == c.model->num_layers) keep_hidden_states(c, c.last, member);
 }
 
 // Wish for what layers work in.
@@ -179,10 +179,10 @@ static void plan_layers(forerun::Workspace& space, LayersCall& c) {
     const int threads = c.team->threads;
     const int64_t n = rows->num_rows;
     const auto more = [](int64_t& most, int64_t size) { most = size > most ? size : most; };
-    forerun::Forms normed, mixed, gated, remembered;
+    forerun::Forms normed, attended, gated, remembered;
     const ForerunLayer *plain = nullptr, *windowed = nullptr;  // all of each are alike
     bool branch = false;
-    int64_t recalled = 0, fed = 0, attended = 0, queries = 0, rotated = 0, keys = 0, values = 0, gates = 0;
+    int64_t recalled = 0, fed = 0, attended_width = 0, queries = 0, rotated = 0, keys = 0, values = 0, gates = 0;
     for (int32_t i = c.first; i < c.last; i++) {
         const ForerunLayer& l = m->layers[i];
         for (const ForerunLinear* w : {&l.query, &l.key, &l.value, &l.up, &l.gate, &l.attention_gate, &l.token_gate})
@@ -196,7 +196,7 @@ static void plan_layers(forerun::Workspace& space, LayersCall& c) {
         }
         if (const ForerunExperts* e = l.experts) {
             normed.add({&e->router, &e->shared_switch});
-            plan_experts(c.mixture, *e);
+            plan_experts(c.experts, *e);
             normed.add({e->gate, e->up});
             branch = true;
         }
@@ -208,12 +208,12 @@ static void plan_layers(forerun::Workspace& space, LayersCall& c) {
         more(fed, l.token_gate.out_features);
         more(gates, l.attention_gate.out_features);
         branch |= l.output_scale || l.token_norm || has_branch(*m, l.attention_norm, m->attention_scale) || has_branch(*m, l.feed_norm, l.feed_scale);
-        mixed.add({&l.out});
+        attended.add({&l.out});
         gated.add({&l.down});
         if (l.token_out.out_features) gated.add({&l.token_out});
         if (!l.query.out_features) continue;
         (l.window ? windowed : plain) = &l;
-        more(attended, l.out.in_features);
+        more(attended_width, l.out.in_features);
         more(queries, l.query.out_features);
         more(rotated, (int64_t)m->num_heads * l.key_width);
         more(keys, (int64_t)l.num_kv_heads * l.key_width);
@@ -224,12 +224,12 @@ static void plan_layers(forerun::Workspace& space, LayersCall& c) {
             plan_attention(space, l->window ? c.windowed : c.plain, *rows, l->window, m->num_heads / l->num_kv_heads,
                            l->num_kv_heads, l->value_width, threads);
     forerun::plan_input(space, c.normed, n, m->hidden, normed);
-    forerun::plan_input(space, c.mixed, n, attended, mixed);
+    forerun::plan_input(space, c.attended, n, attended_width, attended);
     forerun::plan_input(space, c.gated, n, fed, gated);
     space.want(c.normed.x, n * m->hidden);
-    space.want(c.mixed.x, n * attended);
+    space.want(c.attended.x, n * attended_width);
     space.want(c.gated.x, n * fed);
-    if (c.mixture.top) want_experts(space, c.mixture, n, m->hidden, m->num_layers);
+    if (c.experts.top) want_experts(space, c.experts, n, m->hidden, m->num_layers);
     if (branch) space.want(c.branch, n * m->hidden);
     if (gates) space.want(c.gates, n * gates);
     if (c.latent.rank) want_latent(space, c.latent, n, *m);
@@ -246,7 +246,7 @@ static void plan_layers(forerun::Workspace& space, LayersCall& c) {
 }
 
 static void layers(const ForerunModel* m, const ForerunRows* rows, int32_t first, int32_t last, float* x,
-                   const int32_t* tapped, int32_t num_tapped, float* states, int threads) {
+                   const int32_t* output_layers, int32_t num_output_layers, float* states, int threads) {
     forerun::Workspace& space = forerun::workspace();
     forerun::Team team(threads);
     LayersCall c{};
@@ -255,8 +255,8 @@ static void layers(const ForerunModel* m, const ForerunRows* rows, int32_t first
     c.first = first;
     c.last = last;
     c.x = x;
-    c.tapped = tapped;
-    c.num_tapped = num_tapped;
+    c.output_layers = output_layers;
+    c.num_output_layers = num_output_layers;
     c.states = states;
     c.team = &team;
     plan_layers(space, c);

@@ -16,9 +16,9 @@ struct LayersCall {
     const ForerunRows* rows;
     int32_t first, last;  // layers
     float* x;             // [rows][hidden], the residual
-    const int32_t* tapped;
-    int32_t num_tapped;
-    float* states;  // [rows][num_tapped][hidden]
+    const int32_t* output_layers;
+    int32_t num_output_layers;
+    float* states;  // [rows][num_output_layers][hidden]
     forerun::Team* team;
 
     // what the layers work in, one after the other
@@ -26,12 +26,12 @@ struct LayersCall {
     Input normed;               // [rows], what the first products of a layer, and of its feed-forward layer, read
     float *queries, *keys, *values;
     float* rotated;    // queries as attention reads them
-    Input mixed;       // [rows], what attention gives
+    Input attended;    // [rows], what attention gives
     float* gates;      // of what attention gives
     Input gated;       // [rows], what the last product of a feed-forward layer reads
     Input remembered;  // [rows], what the last product of a recurrence reads
     float* branch;     // what is added to the residual, where it is normed or scaled before
     RecurrentCall recurrent;
-    ExpertsCall mixture;
+    ExpertsCall experts;
     LatentCall latent;
 };
