@@ -25,7 +25,6 @@ Parts = tuple[Bytes, Floats, Floats | None]
 
 _PART = 1 << 18
 """Numbers dequantized together."""
-_BY_16_BITS = ("Q4_0", "Q4_1", "Q8_0")
 _IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 _E2M1 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 """Doubled, as llama.cpp has them; its scales are halved."""
@@ -133,6 +132,8 @@ class BlockType:
         group: inputs that share a scale, 32 or 16.
         has_minimum: whether there are minima.
         read: blocks -> their parts.
+        layout: the format that they have in memory, if that is one of weights quantized here, which are also multiplied
+            with activations of 16 bits. Others have a format of their own name.
     """
 
     name: str
@@ -143,6 +144,7 @@ class BlockType:
     group: int
     has_minimum: bool
     read: Callable[[Bytes], Parts]
+    layout: str = ""
 
     def row_bytes(self, num_inputs: int) -> int:
         """Return the bytes of a row.
@@ -163,11 +165,11 @@ _large = partial(BlockType, block_size=256)
 BLOCK_TYPES = {
     each.name: each
     for each in (
-        _small("Q4_0", block_bytes=18, bits=4, zero=8, has_minimum=False, read=_q4_0),
-        _small("Q4_1", block_bytes=20, bits=4, zero=0, has_minimum=True, read=_q4_1),
+        _small("Q4_0", block_bytes=18, bits=4, zero=8, has_minimum=False, read=_q4_0, layout="INT4_GROUPS"),
+        _small("Q4_1", block_bytes=20, bits=4, zero=0, has_minimum=True, read=_q4_1, layout="INT4_MINIMA"),
         _small("Q5_0", block_bytes=22, bits=5, zero=16, has_minimum=False, read=_q5_0),
         _small("Q5_1", block_bytes=24, bits=5, zero=0, has_minimum=True, read=_q5_1),
-        _small("Q8_0", block_bytes=34, bits=8, zero=128, has_minimum=False, read=_q8_0),
+        _small("Q8_0", block_bytes=34, bits=8, zero=128, has_minimum=False, read=_q8_0, layout="INT8_GROUPS"),
         _large("Q4_K", block_bytes=144, bits=4, zero=0, group=32, has_minimum=True, read=_q4_k),
         _large("Q5_K", block_bytes=176, bits=5, zero=0, group=32, has_minimum=True, read=_q5_k),
         _large("Q6_K", block_bytes=210, bits=6, zero=32, group=16, has_minimum=False, read=_q6_k),
@@ -204,7 +206,7 @@ class BlockWeight:
             rows if self.order is None else len(self.order)
         ):
             raise ValueError(f"blocks {self.blocks.shape} of {self.type_name} are not a matrix {self.shape}")
-        if self.activation_bits != 8 and self.type_name not in _BY_16_BITS:
+        if self.activation_bits != 8 and not self.form.layout:
             raise ValueError(f"{self.type_name} cannot be multiplied with activations of 16 bits")
 
     @property

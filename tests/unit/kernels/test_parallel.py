@@ -22,16 +22,16 @@ void imagine(int threads, int64_t units, double slowness) {
     std::deque<Member> members;
     std::vector<double> clock(threads);
     for (int i = 0; i < threads; i++) members.emplace_back(team).open(units);
-    int64_t first, last, done = 0, slow = 0;
+    int64_t done = 0, slow = 0;
     for (double end = 0; done < units;) {
         int next = 0;
         for (int i = 1; i < threads; i++) next = clock[i] < clock[next] ? i : next;
-        if (members[next].claim(first, last)) {
-            clock[next] += (last - first) * (next ? 1 : slowness);
-            done += last - first;
-            slow += next ? 0 : last - first;
-            end = clock[next] > end ? clock[next] : end;
-        }
+        const Part part = members[next].claim();
+        const int64_t count = part.last - part.first;
+        clock[next] += count * (next ? 1 : slowness);
+        done += count;
+        slow += next ? 0 : count;
+        end = clock[next] > end ? clock[next] : end;
         if (done == units) printf("%g %lld\n", end, (long long)slow);
     }
 }
@@ -45,9 +45,7 @@ struct Held {
 void body(void* data) {
     Held& c = *(Held*)data;
     Member member(c.team);
-    int64_t first, last;
-    member.open(c.units);
-    while (member.claim(first, last)) {
+    for (const auto [first, last] : member.parts(c.units)) {
         if (first) {
             c.others += last - first;
             continue;
@@ -55,7 +53,6 @@ void body(void* data) {
         while (c.others < c.units - last) std::this_thread::yield();
         printf("%lld\n", (long long)last);
     }
-    member.close();
 }
 
 int main(int, char** arguments) {

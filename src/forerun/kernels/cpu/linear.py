@@ -25,7 +25,7 @@ from torch.nn import functional as F
 
 from forerun.errors import ModelLoadError
 from forerun.kernels.block_weight import BlockType, BlockWeight, non_finite_row
-from forerun.kernels.cpu.library import Library, LinearStruct, WeightLayout
+from forerun.kernels.cpu.library import WEIGHT_KINDS, Library, LinearStruct
 from forerun.kernels.quantize import GROUP, QuantizedFormat, QuantizedWeight
 
 # Memory for packed weights, in pages of two megabytes if the system has them.
@@ -198,9 +198,9 @@ class NativeLinear(nn.Module):
 
     def float_numbers(self) -> Tensor | None:
         """Return the packed numbers of a float weight, or None for a quantized one."""
-        if self.kind not in (WeightLayout.FLOAT32, WeightLayout.BFLOAT16):
+        if self.kind not in (WEIGHT_KINDS["FLOAT32"], WEIGHT_KINDS["BFLOAT16"]):
             return None
-        return self._packed.view(torch.float32 if self.kind == WeightLayout.FLOAT32 else torch.bfloat16)
+        return self._packed.view(torch.float32 if self.kind == WEIGHT_KINDS["FLOAT32"] else torch.bfloat16)
 
     def _product(self, x: Tensor, residual: Tensor | None) -> Tensor:
         rows = x.reshape(-1, self.in_features).float().contiguous()
@@ -218,12 +218,6 @@ class NativeLinear(nn.Module):
 
 Form = QuantizedFormat | BlockType | torch.dtype
 """Of a quantized weight, of a GGUF file's blocks, or the dtype of numbers, bfloat16 or float32."""
-_LAYOUTS = {
-    "Q4_0": WeightLayout.INT4_GROUPS,
-    "Q4_1": WeightLayout.INT4_MINIMA,
-    "Q8_0": WeightLayout.INT8_GROUPS,
-}
-"""Types of blocks that have no layout of their own."""
 
 
 def with_page_ends(nbytes: int) -> int:
@@ -267,20 +261,24 @@ def _in_float16(scale: Tensor) -> tuple[Tensor, Tensor]:
     return halves, factor[:, 0]
 
 
-def weight_layout(form: Form) -> WeightLayout:
-    """Return the layout of a weight of this form."""
+def weight_layout(form: Form) -> int:
+    """Return the number of the layout of a weight of this form."""
+    return WEIGHT_KINDS[_layout_name(form)]
+
+
+def _layout_name(form: Form) -> str:
     if isinstance(form, torch.dtype):
-        return WeightLayout.FLOAT32 if form == torch.float32 else WeightLayout.BFLOAT16
+        return "FLOAT32" if form == torch.float32 else "BFLOAT16"
     if isinstance(form, BlockType):
-        return _LAYOUTS.get(form.name) or WeightLayout[form.name]
+        return form.layout or form.name
     if form.zero is None:
-        return WeightLayout.INT8_ZEROS if form.bits == 8 else WeightLayout.INT4_ZEROS
+        return "INT8_ZEROS" if form.bits == 8 else "INT4_ZEROS"
     if form.bits == 8:
-        return WeightLayout.INT8 if form.group is None else WeightLayout.INT8_GROUPS
-    return WeightLayout.INT4_MINIMA if form.has_minimum else WeightLayout.INT4_GROUPS
+        return "INT8" if form.group is None else "INT8_GROUPS"
+    return "INT4_MINIMA" if form.has_minimum else "INT4_GROUPS"
 
 
-def _packed(library: Library, kind: WeightLayout, weight: Tensor | QuantizedWeight | BlockWeight, span: int) -> Tensor:
+def _packed(library: Library, kind: int, weight: Tensor | QuantizedWeight | BlockWeight, span: int) -> Tensor:
     """Pack a weight for the library. Returns [bytes] uint8."""
     packed = weight_memory(library.packed_bytes(kind, weight.shape[0], weight.shape[1], span))
     if isinstance(weight, BlockWeight):
@@ -297,7 +295,7 @@ def _packed(library: Library, kind: WeightLayout, weight: Tensor | QuantizedWeig
     return packed
 
 
-def _pack_blocks(library: Library, kind: WeightLayout, weight: BlockWeight, packed: Tensor) -> None:
+def _pack_blocks(library: Library, kind: int, weight: BlockWeight, packed: Tensor) -> None:
     blocks, order = np.ascontiguousarray(weight.blocks), None
     if weight.order is not None:
         order = weight.order.contiguous().numpy()

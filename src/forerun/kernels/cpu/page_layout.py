@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from forerun.kernels.cpu import native_for
-from forerun.kernels.cpu.library import Library
+from forerun.kernels.cpu.library import HEADER, Library
 from forerun.kernels.quantize import quantize_symmetric
 
 PAGE = 64
@@ -29,8 +29,11 @@ _ALIGNMENT = 64
 """Bytes: a line of the processor's cache, and a vector of AVX-512."""
 LANES = 16
 """Numbers side by side: a vector of float32 on AVX-512."""
-CACHE_FORMATS = {torch.bfloat16: 0, torch.float32: 1, torch.int8: 2}
-"""Formats of keys and values, and their numbers in csrc/forerun.h (`ForerunCacheFormat`)."""
+CACHE_FORMATS = {
+    getattr(torch, name.removeprefix("CACHE_").lower()): number
+    for name, number in HEADER.enums["ForerunCacheFormat"].items()
+}
+"""Formats of keys and values, and the library's numbers for them."""
 
 Shape = tuple[int, int, int]
 """Of a layer: heads of keys, width of a key, width of a value."""

@@ -283,7 +283,7 @@ class NativeDecoder(LayerRangeDecoder):
     def _model_struct(self, norm: int | None, norm_bias: int | None) -> ModelStruct:
         """Return the structure of the model. norm, norm_bias: addresses."""
         return ModelStruct(
-            layers=self._layers,
+            layers=ctypes.addressof(self._layers),
             norm=norm,
             norm_bias=norm_bias,
             head=self.lm_head.struct,

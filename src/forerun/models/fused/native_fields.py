@@ -9,19 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from forerun.kernels.cpu.library import StateStruct
+from forerun.kernels.cpu.library import HEADER, StateStruct
 from forerun.kv_cache.recurrent_state import RecordedState
 from forerun.models.attention.base import PackedRows
 from forerun.models.fused.parts import Experts, Recurrence
 from forerun.models.fused.recurrence import state_layout
 from forerun.models.fused.spec import DecoderSpec
 
-_ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu2", "relu", "xielu", "clamped_swiglu")
-"""In the order of `ForerunActivation`."""
-_SCORINGS = ("softmax", "sigmoid", "sparsemixer")
-"""In the order of `ForerunScoring`."""
-_RECURRENCES = ("short_convolution", "delta_rule", "state_space")
-"""In the order of `ForerunRecurrenceKind`."""
+_ENUMS = HEADER.enums
 _MODEL = (
     *("hidden", "num_heads", "eps", "scale", "is_parallel"),
     *("has_wide_norms", "norms_rotated", "residual_scale", "attention_scale", "activation_scale"),
@@ -39,7 +34,7 @@ def model_fields(spec: DecoderSpec) -> dict[str, Any]:
     """Return fields of `ForerunModel`."""
     states = state_layout(spec)
     return {name: getattr(spec, name) for name in _MODEL} | {
-        "activation": _ACTIVATIONS.index(spec.activation),
+        "activation": _ENUMS["ForerunActivation"][spec.activation.upper()],
         "has_layer_norms": spec.norm_kind == "layer",
         "softcap": spec.softcap or 0.0,
         "logit_scale": 0.0 if spec.logit_scale == 1.0 else spec.logit_scale,
@@ -57,7 +52,9 @@ def heads_fields(spec: DecoderSpec) -> dict[str, Any]:
 
 def experts_fields(shape: Experts) -> dict[str, Any]:
     """Return fields of `ForerunExperts`."""
-    return {name: getattr(shape, name) for name in _OF_EXPERTS} | {"scoring": _SCORINGS.index(shape.scoring)}
+    return {name: getattr(shape, name) for name in _OF_EXPERTS} | {
+        "scoring": _ENUMS["ForerunScoring"][shape.scoring.upper()]
+    }
 
 
 def recurrence_fields(shape: Recurrence, place: int) -> dict[str, Any]:
@@ -65,7 +62,7 @@ def recurrence_fields(shape: Recurrence, place: int) -> dict[str, Any]:
     return {name: getattr(shape, name) for name in _OF_RECURRENCE} | {
         "state_at": place * shape.state_size,
         "record_at": place * shape.record_size,
-        "kind": _RECURRENCES.index(shape.kind),
+        "kind": _ENUMS["ForerunRecurrenceKind"][shape.kind.upper()],
         **{f"{name}_at": start for name, start in shape.starts.items()},
         **{f"{name}_scale": shape.scale(name) for name in ("gate", "step", "out")},
         "least_step": shape.step_limits[0],

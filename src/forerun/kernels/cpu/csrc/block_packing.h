@@ -141,11 +141,15 @@ template <int KIND> inline void pack_outputs(BlockPacking& c, int64_t index) {
 template <int KIND> void pack_blocks_body(void* data) {
     BlockPacking& c = *(BlockPacking*)data;
     Member member(*c.team);
-    int64_t first, last;
-    member.open((c.out + 15) / 16);
-    while (member.claim(first, last))
-        for (int64_t index = first; index < last; index++) pack_outputs<KIND>(c, index);
-    member.close();
+    for (const int64_t index : member.each((c.out + 15) / 16)) pack_outputs<KIND>(c, index);
+}
+
+// What packs a format, or null.
+template <int KIND> constexpr auto body_of() -> void (*)(void*) {
+    if constexpr (layout_of(KIND).has_blocks)
+        return pack_blocks_body<KIND>;
+    else
+        return nullptr;
 }
 
 // Returns the first row + 1 with a scale that is not finite, else 0.
@@ -154,13 +158,11 @@ inline int64_t pack_blocks(int32_t kind, int64_t out, int64_t in, const uint8_t*
     Team team(threads);
     const int64_t size = layout_of(kind).head() ? 256 : 32;
     BlockPacking call{out, in, blocks, row_bytes, row_bytes / (in / size), order, (uint8_t*)packed, &team, {out}};
-    void (*bodies[])(void*) = {
-        pack_blocks_body<FORERUN_INT8_GROUPS>, pack_blocks_body<FORERUN_INT4_GROUPS>, pack_blocks_body<FORERUN_INT4_MINIMA>,
-        pack_blocks_body<FORERUN_Q5_0>, pack_blocks_body<FORERUN_Q5_1>, pack_blocks_body<FORERUN_Q4_K>,
-        pack_blocks_body<FORERUN_Q5_K>, pack_blocks_body<FORERUN_Q6_K>, pack_blocks_body<FORERUN_IQ4_NL>,
-        pack_blocks_body<FORERUN_IQ4_XS>, pack_blocks_body<FORERUN_MXFP4>,
+    void (*const bodies[])(void*) = {
+#define FORMAT(name, ...) body_of<FORERUN_##name>(),
+#include "weight_formats.h"
     };
-    run_in_parallel(bodies[kind - FORERUN_INT8_GROUPS], &call, threads);
+    run_in_parallel(bodies[kind - FORERUN_INT8], &call, threads);
     const int64_t bad = call.bad.load();
     return bad < out ? bad + 1 : 0;
 }

@@ -137,9 +137,11 @@ int32_t forerun_linear(const ForerunLinear* linear, const float* x, int64_t n, c
     return n > 0 ? tried([&] { entries().linear(linear, x, n, residual, out, threads); }) : 0;
 }
 int32_t forerun_layers(const ForerunModel* model, const ForerunRows* rows, int32_t first, int32_t last, float* x,
-                       const int32_t* tapped, int32_t num_tapped, float* states, int32_t threads) {
+                       const int32_t* output_layers, int32_t num_output_layers, float* states, int32_t threads) {
     const bool any = rows->num_rows > 0 && first < last;
-    return any ? tried([&] { entries().layers(model, rows, first, last, x, tapped, num_tapped, states, threads); }) : 0;
+    return any ? tried([&] {
+        entries().layers(model, rows, first, last, x, output_layers, num_output_layers, states, threads);
+    }) : 0;
 }
 int32_t forerun_head(const ForerunModel* model, int64_t n, float* x, float* logits, int32_t threads) {
     return n > 0 ? tried([&] { entries().head(model, n, x, logits, threads); }) : 0;

@@ -1,4 +1,5 @@
-// The C interface: plain structs and functions. forerun/kernels/cpu/library.py mirrors it field by field.
+// The C interface: plain structs and functions. forerun/kernels/cpu/header.py reads this
+// file, so each field is written here alone.
 #pragma once
 #include <cstdint>
 
@@ -8,37 +9,19 @@ extern "C" {
 
 // How the numbers of a weight lie in memory. Outputs come in blocks of 16; those beyond the last are zero.
 enum ForerunKind : int32_t {
-    FORERUN_FLOAT32 = 0,    // [out / 16][in][16] float
-    FORERUN_BFLOAT16 = 1,   // [out / 16][in / 2, rounded up][16][2] bfloat16: pairs of inputs, the last with zeros
-    FORERUN_INT8 = 2,       // [out / 16][in / 4][16][4] signed bytes; one scale per output
-    FORERUN_INT8_GROUPS = 3,  // [out / 16][in / 32] of [8][16][4] signed bytes and 16 float16 scales
-    FORERUN_INT4_GROUPS = 4,  // [out / 16][in / 32] of [4][16][4] bytes, codes with zero 8, and 16 float16 scales: the
-                              // low half of a byte is of inputs 0..3 of eight, the high half of inputs 4..7
-    FORERUN_INT4_MINIMA = 5,  // the same with zero 0, and 16 float16 minima behind the scales
-    // GGUF's other types: the low four bits as above, then the fifth bits [16][4] of inputs f, f + 4, ... (bit f of a byte is
-    // of the f-th four inputs), or the fifth and sixth [2][16][4], two of each four in a byte; then scales and minima.
-    FORERUN_Q5_0 = 6,    // zero 16, 16 float16 scales
-    FORERUN_Q5_1 = 7,    // the same with zero 0, and minima
-    FORERUN_Q4_K = 8,    // [in / 256] of 16 float16 scales, 16 minima, negative, and eight groups, behind whose codes are 16
-                         // bytes by which the scale is multiplied, and 16 for the minimum
-    FORERUN_Q5_K = 9,    // the same with 5 bits
-    FORERUN_Q6_K = 10,   // zero 32, no minima; 2 * 16 signed bytes, for each 16 inputs
-    FORERUN_IQ4_NL = 11,  // codes are places in a table (layouts.h), 16 float16 scales
-    FORERUN_IQ4_XS = 12,  // the same with two levels of scales, signed bytes
-    FORERUN_MXFP4 = 13,   // another table; 16 bytes, exponents of scales
-    // Of checkpoints with a whole zero for each group: 16 float16 scales and 16 signed bytes, the zeros, then the `span`
-    // groups of 32 inputs that share them. What they give is multiplied by a scale per output.
-    FORERUN_INT4_ZEROS = 14,
-    FORERUN_INT8_ZEROS = 15,
+    FORERUN_FLOAT32 = 0,   // [out / 16][in][16] float
+    FORERUN_BFLOAT16 = 1,  // [out / 16][in / 2, rounded up][16][2] bfloat16: pairs of inputs, the last with zeros
+#define FORMAT(name, number, ...) FORERUN_##name = number,
+#include "weight_formats.h"
 };
 
 // How keys and values lie in a page: numbers, and behind those of a layer, where they are bytes, the scales of its keys and
 // then of its values, float [heads][page] each. A byte is its number / scale; the scale is a row's largest number / 127.
 enum ForerunCacheFormat : int32_t { FORERUN_CACHE_BFLOAT16 = 0, FORERUN_CACHE_FLOAT32 = 1, FORERUN_CACHE_INT8 = 2 };
 
-// y = x W^T + bias.
+// y = x W^T + bias. A product that a layer lacks has out_features 0.
 struct ForerunLinear {
-    int32_t kind, out, in;
+    int32_t kind, out_features, in_features;
     int32_t activation_bits;  // of quantized weights: 16, one scale per row; or 8, one per 32 inputs
     const void* packed;
     const float* scales;  // [out, rounded up to 16], FORERUN_INT8 and weights with zeros only
@@ -67,7 +50,7 @@ enum ForerunRecurrenceKind : int32_t {
 struct ForerunRecurrence {
     ForerunLinear mixed;      // [channels], what is convolved: queries, keys and values; or the input itself
     ForerunLinear gate;       // [heads * value_width], of what is read
-    ForerunLinear beta;       // [heads]; of a short convolution [channels]; out 0: beta is the step
+    ForerunLinear beta;       // [heads]; of a short convolution [channels]; without it, beta is the step
     ForerunLinear decay;      // [heads], of which the steps are made
     ForerunLinear out;
     const float* taps;        // [num_taps][channels], the last of the row itself
@@ -111,7 +94,7 @@ enum ForerunScoring : int32_t {
 // are added times the scores. The layer's own gate, up and down are those of an expert that every row is given to.
 struct ForerunExperts {
     ForerunLinear router;         // [count], whose weights are numbers
-    ForerunLinear shared_switch;  // [1], whose sigmoid multiplies what the layer's own down gives; out 0: none
+    ForerunLinear shared_switch;  // [1], whose sigmoid multiplies what the layer's own down gives; or none
     const ForerunLinear *gate, *up, *down;  // [count] each, all of one form
     const float* bias;            // [count], added to scores for the choice alone; or null
     const float* curve;           // as a layer's
@@ -135,7 +118,7 @@ struct ForerunExperts {
 // key gives, a rotated part and the latent behind a norm, and one value, the latent. A head's query is multiplied with what
 // makes its keys of the latent, and what it attends to with what makes its values.
 struct ForerunLatent {
-    ForerunLinear entry;       // [query_rank], of which, behind a norm, queries are made; out 0: they are made of the row
+    ForerunLinear entry;       // [query_rank], of which, behind a norm, queries are made; without it, of the row
     const float *entry_norm, *norm;  // [query_rank], of the entry; [value_width], of the latent
     const ForerunLinear *absorb, *expand;  // [num_heads] each, whose weights are numbers: from what is not rotated of a query
                                            // to the latent's numbers, and from these to a value
@@ -147,27 +130,28 @@ struct ForerunLatent {
 struct ForerunLayer {
     const float *input_norm, *mlp_norm;    // before attention and feed-forward layer; null: they read what enters
     const float *query_norm, *key_norm;    // [head_dim], or [heads * head_dim] where norms are wide; or null
-    ForerunLinear query, key, value, out;  // value.out 0: values are what key gives; key.out 0: it reads another's of both
-    ForerunLinear gate, up, down;          // gate.out 0: the activation is up's
+    ForerunLinear query, key, value, out;  // without value, values are what key gives; without key, both are
+                                           // those of another layer
+    ForerunLinear gate, up, down;          // without gate, the activation is up's
     int32_t window, rotation;              // positions that a row sees, 0: all; which of the rows' angles, -1: none
     const float *attention_norm, *feed_norm;  // of what is added to the residual; or null
     const float *input_bias, *mlp_bias;    // of layer norms, or null
     const float* curve;                    // of FORERUN_XIELU [3]: alpha of positive and of negative numbers, beta; of
                                            // FORERUN_CLAMPED_SWIGLU [2]: alpha and the limit
     ForerunLinear attention_gate;          // [heads * head_dim] or [heads], whose sigmoid multiplies what attention gives;
-                                           // out 0: none
-    const ForerunRecurrence* recurrence;   // beside attention, or where query.out is 0 instead of it; or null
+                                           // or none
+    const ForerunRecurrence* recurrence;   // beside attention, or without query instead of it; or null
     int32_t num_kv_heads, head_dim, rotated;  // rotated: numbers of a head that are
     int32_t key_width, value_width;        // as they are kept
     float feed_scale;                      // of what the feed-forward layer adds, besides residual_scale; 0: 1
-    const ForerunExperts* experts;         // beside the feed-forward layer, or where up.out is 0 instead of it; or null
+    const ForerunExperts* experts;         // beside the feed-forward layer, or without up instead of it; or null
     const float* sinks;                    // [num_heads], a further logit of attention; or null
-    const ForerunLatent* latent;           // value.out is 0 then; or null
+    const ForerunLatent* latent;           // there is no value then; or null
     int64_t keys_at;                       // bytes of a page before the keys that it reads
     const float* value_norm;               // [head_dim], or null
     const float* output_scale;             // [1], of what comes out; or null
     ForerunLinear token_gate, token_out;   // behind the feed-forward layer: the activation of the first, times what its token
-                                           // gives a row, is read by the second, which adds to the residual; out 0: none
+                                           // gives a row, is read by the second, which adds to the residual; or none
     const float* token_norm;               // of what is added
 };
 
@@ -219,8 +203,8 @@ struct ForerunAttention {
 struct ForerunEagle {
     ForerunModel model;  // of one layer, whose input_norm may be null, as the final norm
     const float *embedding_norm, *state_norm;  // null: they are read as they are
-    ForerunLinear entry;     // from [embedding, state] to what enters the layer; out 0: the layer reads the pair itself
-    ForerunLinear residual;  // of the embedding, which is added to the state; out 0: nothing is
+    ForerunLinear entry;     // from [embedding, state] to what enters the layer; without it, the layer reads the pair
+    ForerunLinear residual;  // of the embedding, which is added to the state; or none
     int32_t embedding_width, state_width;
     int32_t keeps_norm, gives_norm;  // the residual is the normed state; rows are handed on after the final norm
 };
@@ -260,10 +244,10 @@ void forerun_unpack(const ForerunLinear* linear, const int64_t* rows, int64_t n,
 // out: [n, out] = (residual or 0) + x W^T + bias; out may be residual.
 int32_t forerun_linear(const ForerunLinear* linear, const float* x, int64_t n, const float* residual, float* out,
                        int32_t threads);
-// Layers first..last of x [rows, hidden], in place. states: [rows, num_tapped, hidden], what enters the layers `tapped`;
-// num_layers stands for what comes out of the last one, after the final norm.
+// Layers first..last of x [rows, hidden], in place. states: [rows, num_output_layers, hidden], what enters the layers
+// `output_layers`; num_layers stands for what comes out of the last one, after the final norm.
 int32_t forerun_layers(const ForerunModel* model, const ForerunRows* rows, int32_t first, int32_t last, float* x,
-                       const int32_t* tapped, int32_t num_tapped, float* states, int32_t threads);
+                       const int32_t* output_layers, int32_t num_output_layers, float* states, int32_t threads);
 // The final norm, in place, and logits [n, out].
 int32_t forerun_head(const ForerunModel* model, int64_t n, float* x, float* logits, int32_t threads);
 // rows of embeddings [rows, embedding_width] and states [rows, state_width]: what the layer gives, x [rows, hidden], and
@@ -277,9 +261,10 @@ int32_t forerun_fuse(const ForerunLinear* linear, const float* norms, int32_t pa
 int32_t forerun_context(const ForerunModel* model, const float* norm, const ForerunRows* rows, const float* states,
                         int32_t threads);
 // The most probable tokens of chains, each after the one before it: the largest logit plus after(before[token before]).
-// lengths: [chains], tokens of each, at least 1; logits [sum of lengths, after->out], those of one chain after another;
-// before: [tokens, after->in]; last: [chains], the token before each chain; token_ids: [after->out], the token of each
-// logit. picked: [sum of lengths], -1 from a row on whose logits are not all finite.
+// lengths: [chains], tokens of each, at least 1; logits [sum of lengths, after->out_features], those of one chain after
+// another; before: [tokens, after->in_features]; last: [chains], the token before each chain; token_ids:
+// [after->out_features], the token of each logit. picked: [sum of lengths], -1 from a row on whose logits are not all
+// finite.
 int32_t forerun_greedy_chains(const ForerunLinear* after, const float* before, const int64_t* token_ids,
                               const float* logits, const int64_t* last, const int64_t* lengths, int64_t chains,
                               int64_t* picked, int32_t threads);

@@ -6,18 +6,28 @@
 
 namespace forerun {
 
-enum class Scales { by_output, halves, exponents, two_levels, zeros };
+// Where the scales of 16 outputs are.
+enum class Scales {
+    by_output,   // one for all inputs, in ForerunLinear
+    halves,      // float16 behind each group
+    exponents,   // bytes behind each group, powers of 2
+    two_levels,  // float16 before eight groups, and bytes behind each of them
+    zeros,       // float16 and whole zeros before `span` groups, and one by output
+};
 
 constexpr int8_t IQ4[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
 constexpr int8_t E2M1[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};  // doubled; scales are halved
 
+// A row of weight_formats.h.
 struct Layout {
-    int low, high;  // bits of a code: 8, or 4 and those that lie in planes behind the halves of bytes
-    int zero;       // the code that stands for 0 or for the minimum; of codes of 8 bits 0, as they are signed
-    const int8_t* table;  // what codes stand for, or null
+    int kind;
+    int low, high;
+    int zero;
+    const int8_t* table;
     Scales scales;
     bool minima;
-    int group;  // inputs that share a scale
+    int group;
+    bool has_blocks;
 
     constexpr int codes() const { return 64 * (low + high); }  // bytes
     constexpr int bytes() const {
@@ -35,22 +45,18 @@ struct Layout {
 
 // By kind, from FORERUN_INT8 on.
 constexpr Layout LAYOUTS[] = {
-    {8, 0, 0, nullptr, Scales::by_output, false, 32},   // INT8
-    {8, 0, 0, nullptr, Scales::halves, false, 32},      // INT8_GROUPS
-    {4, 0, 8, nullptr, Scales::halves, false, 32},      // INT4_GROUPS
-    {4, 0, 0, nullptr, Scales::halves, true, 32},       // INT4_MINIMA
-    {4, 1, 16, nullptr, Scales::halves, false, 32},     // Q5_0
-    {4, 1, 0, nullptr, Scales::halves, true, 32},       // Q5_1
-    {4, 0, 0, nullptr, Scales::two_levels, true, 32},   // Q4_K
-    {4, 1, 0, nullptr, Scales::two_levels, true, 32},   // Q5_K
-    {4, 2, 32, nullptr, Scales::two_levels, false, 16}, // Q6_K
-    {4, 0, 0, IQ4, Scales::halves, false, 32},          // IQ4_NL
-    {4, 0, 0, IQ4, Scales::two_levels, false, 32},      // IQ4_XS
-    {4, 0, 0, E2M1, Scales::exponents, false, 32},      // MXFP4
-    {4, 0, 0, nullptr, Scales::zeros, false, 32},       // INT4_ZEROS
-    {8, 0, 0, nullptr, Scales::zeros, false, 32},       // INT8_ZEROS
+#define FORMAT(name, number, low, high, zero, table, scales, minima, group, wide, has_blocks) \
+    {number, low, high, zero, table, Scales::scales, minima, group, has_blocks},
+#include "weight_formats.h"
 };
 constexpr const Layout& layout_of(int32_t kind) { return LAYOUTS[kind - FORERUN_INT8]; }
+
+constexpr bool are_in_order() {
+    for (const Layout& layout : LAYOUTS)
+        if (&layout != &layout_of(layout.kind)) return false;
+    return true;
+}
+static_assert(are_in_order(), "rows of weight_formats.h stand in the order of their numbers");
 
 inline float half_to_float(uint16_t half) {
     const uint32_t sign = (uint32_t)(half & 0x8000) << 16, exponent = half >> 10 & 31, fraction = half & 1023;

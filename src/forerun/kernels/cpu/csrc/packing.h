@@ -88,16 +88,12 @@ inline void pack_codes(const Packing& c, int64_t index) {
 inline void pack_body(void* data) {
     const Packing& c = *(const Packing*)data;
     Member member(*c.team);
-    int64_t index, last;
-    member.open((c.out + 15) / 16);
-    while (member.claim(index, last))
-        for (; index < last; index++) {
-            if (c.kind == FORERUN_FLOAT32 || c.kind == FORERUN_BFLOAT16)
-                pack_numbers(c, index, c.in * (c.kind == FORERUN_FLOAT32 ? 4 : 2));
-            else
-                pack_codes(c, index);
-        }
-    member.close();
+    for (const int64_t index : member.each((c.out + 15) / 16)) {
+        if (c.kind == FORERUN_FLOAT32 || c.kind == FORERUN_BFLOAT16)
+            pack_numbers(c, index, c.in * (c.kind == FORERUN_FLOAT32 ? 4 : 2));
+        else
+            pack_codes(c, index);
+    }
 }
 
 // Words of eight codes of 4 bits, to bytes: of the word in row r and column c, the inputs from 8 r on of output c; or, as
@@ -122,9 +118,7 @@ inline void unpack_words_body(void* data) {
     constexpr int HALVES[8] = {0, 4, 1, 5, 2, 6, 3, 7};
     const WordCodes& c = *(const WordCodes*)data;
     Member member(*c.team);
-    int64_t first, last;
-    member.open((c.columns + COLUMNS - 1) / COLUMNS);
-    while (member.claim(first, last))
+    for (const auto [first, last] : member.parts((c.columns + COLUMNS - 1) / COLUMNS))
         for (int64_t unit = first, row = 0; unit < last; row + ROWS < c.rows ? row += ROWS : (row = 0, unit++)) {
             const int64_t start = COLUMNS * unit, rest = c.columns - start, width = rest < COLUMNS ? rest : COLUMNS;
             const int64_t count = c.rows - row < ROWS ? c.rows - row : ROWS;
@@ -149,7 +143,6 @@ inline void unpack_words_body(void* data) {
                 }
             }
         }
-    member.close();
 }
 
 // What output o has for the inputs from i on of a group: their scale, minimum and zero.
@@ -174,10 +167,10 @@ inline void group_scales(const Layout& l, const uint8_t* group, const uint8_t* h
 inline void unpack_codes(const ForerunLinear& w, int64_t row, float* to) {
     const Layout& l = layout_of(w.kind);
     const int64_t o = row % 16, span = span_of(l, w.span);
-    const uint8_t* block = (const uint8_t*)w.packed + row / 16 * l.block((w.in + 31) / 32, span);
+    const uint8_t* block = (const uint8_t*)w.packed + row / 16 * l.block((w.in_features + 31) / 32, span);
     float scale = 0.0f, minimum = 0.0f;
     int zero = l.zero;
-    for (int64_t k = 0; k < w.in; k++) {
+    for (int64_t k = 0; k < w.in_features; k++) {
         const int64_t g = k / 32, i = k % 32;
         const uint8_t* group = block + l.at(g, span);
         int shift, code;
@@ -197,7 +190,7 @@ inline void unpack_codes(const ForerunLinear& w, int64_t row, float* to) {
 }
 
 inline void unpack(const ForerunLinear& w, const int64_t* rows, int64_t n, float* numbers) {
-    const int64_t in = w.in;
+    const int64_t in = w.in_features;
     for (int64_t i = 0; i < n; i++) {
         const int64_t row = rows[i], o = row % 16;
         const char* block = (const char*)w.packed + row / 16 * packed_bytes(w.kind, 16, in, w.span);

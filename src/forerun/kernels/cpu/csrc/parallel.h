@@ -37,15 +37,63 @@ struct Team {
     explicit Team(int threads) : threads(threads), shares(threads) {}
 };
 
+// Units that follow each other; none where both are the same.
+struct Part {
+    int64_t first, last;
+};
+
 // One thread's place in the loops of a team:
-//     member.open(units); while (member.claim(first, last)) ...; member.close();
+//     for (const int64_t unit : member.each(units)) ...
+//     for (const auto [first, last] : member.parts(units)) ...
+// All members run through the same loops in the same order, and none goes on before all units of a loop are done.
 class Member {
+    struct End {};
+    struct Unit {
+        Member& member;
+        Part left;
+        int64_t operator*() const { return left.first; }
+        void operator++() { left.first++; }
+        bool operator!=(End) {
+            if (left.first == left.last) left = member.claim();
+            return left.first < left.last;
+        }
+    };
+    struct Claim {
+        Member& member;
+        Part part;
+        Part operator*() const { return part; }
+        void operator++() {}
+        bool operator!=(End) {
+            part = member.claim();
+            return part.first < part.last;
+        }
+    };
+    // What a range-based for runs through, from one Unit or Claim to the next.
+    template <class Position> class Loop {
+      public:
+        Loop(Member& member, int64_t units) : member_(member) { member.open(units); }
+        ~Loop() { member_.close(); }
+        Loop(const Loop&) = delete;
+        Position begin() { return {member_, {0, 0}}; }
+        End end() { return {}; }
+
+      private:
+        Member& member_;
+    };
+
   public:
     explicit Member(Team& team) : team_(team), index_(team.arrived.fetch_add(1) % team.threads) {}
 
     // 0 .. threads - 1, of no other member.
     int64_t index() const { return index_; }
 
+    // The units that this thread claims, of all from 0 on.
+    Loop<Unit> each(int64_t units) { return Loop<Unit>(*this, units); }
+
+    // The same, part by part.
+    Loop<Claim> parts(int64_t units) { return Loop<Claim>(*this, units); }
+
+    // What these loops are made of: open, claim until a part is empty, close.
     void open(int64_t units) {
         units_ = units;
         target_ += units;
@@ -53,18 +101,19 @@ class Member {
         passed_ = 0;
     }
 
-    bool claim(int64_t& first, int64_t& last) {
+    Part claim() {
         if (team_.threads == 1) {
-            first = 0;
-            last = units_;
+            const Part all{0, units_};
             units_ = 0;
-            return last > 0;
+            return all;
         }
-        for (; passed_ < team_.threads; passed_++)
-            if (claim_of((index_ + passed_) % team_.threads, first, last)) return true;
+        for (; passed_ < team_.threads; passed_++) {
+            const Part part = claim_of((index_ + passed_) % team_.threads);
+            if (part.first < part.last) return part;
+        }
         if (claimed_) team_.done.fetch_add(claimed_, std::memory_order_acq_rel);
         claimed_ = 0;
-        return false;
+        return {0, 0};
     }
 
     void close() {
@@ -78,25 +127,23 @@ class Member {
     }
 
   private:
-    bool claim_of(int64_t index, int64_t& first, int64_t& last) {
+    Part claim_of(int64_t index) {
         const int64_t begin = units_ * index / team_.threads, end = units_ * (index + 1) / team_.threads;
         std::atomic<uint64_t>& share = team_.shares[index].ticket;
         uint64_t ticket = share.load(std::memory_order_relaxed);
         while ((ticket >> 32) <= number_) {
             const int64_t next = begin + ((ticket >> 32) == number_ ? (int64_t)(ticket & 0xffffffff) : 0);
-            if (next >= end) return false;
+            if (next >= end) return {0, 0};
             // many at first, one at last: threads end at nearly the same time, even one that is four times as slow
             int64_t count = (end - next) / (4 * team_.threads);
             if (count < 1) count = 1;
             if (share.compare_exchange_weak(ticket, number_ << 32 | (uint64_t)(next + count - begin),
                                             std::memory_order_acquire)) {
-                first = next;
-                last = next + count;
                 claimed_ += count;
-                return true;
+                return {next, next + count};
             }
         }
-        return false;  // a later loop has begun, so this one is over
+        return {0, 0};  // a later loop has begun, so this one is over
     }
 
     Team& team_;

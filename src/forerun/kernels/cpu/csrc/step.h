@@ -105,7 +105,7 @@ inline Workspace& workspace() {
 inline float largest_code(std::initializer_list<const ForerunLinear*> products) {
     int64_t most = 32767;
     for (const ForerunLinear* w : products) {
-        const int64_t fits = 2147483647 / (128 * (w->in > 0 ? (int64_t)w->in : 1));
+        const int64_t fits = 2147483647 / (128 * (w->in_features > 0 ? (int64_t)w->in_features : 1));
         if (w->kind == FORERUN_INT8 && w->activation_bits != 8 && fits < most) most = fits;
     }
     return (float)most;

@@ -4,8 +4,8 @@
 // joined in order. Rows of one sequence that follow each other in the forward are computed in groups, which read each key
 // and value once; what a row adds up, and in which order, depends on its own path alone. A page holds, layer by layer,
 // keys [heads][page / 16][width][16] and values [heads][width / 16][page][16]: lanes are keys in the scores, and outputs
-// in the mixture. Numbers of 8 bits are converted as they are read; a score is multiplied with its key's scale, and a
-// weight with its value's.
+// in the weighted values. Numbers of 8 bits are converted as they are read; a score is multiplied with its key's scale,
+// and a weight with its value's.
 
 constexpr int GROUP_ROWS = 8;
 constexpr int64_t GROUP_QUERIES = 128;  // of a key head: where a row has many, its parts' sums take much memory
@@ -243,7 +243,7 @@ FN void mix_span(const Attention& a, const Group& g, int32_t row, int64_t head, 
 
 // The sums of a part, y [room][wide]: what comes before the slots that all rows of the group see, those, and what follows.
 template <class E>
-FN void mixture(const Attention& a, const Group& g, int64_t head, int64_t from, float* weights, float* y) {
+FN void weighted_values(const Attention& a, const Group& g, int64_t head, int64_t from, float* weights, float* y) {
     const ForerunRows& rows = *a.rows;
     const int64_t each = a.heads_per_key, page = a.shape->page, to = from + PART;
     const int64_t begin = larger(g.first, from), end = lesser(g.common, to);
@@ -285,7 +285,7 @@ FN void add_part(const Attention& a, const Group& g, int64_t head, int64_t part,
         float* most = largest_of(a, sums, q) + part;
         softmax(a, g.row + (int32_t)(q / each), from, weights + q * a.span, most, most + a.parts + 16);
     }
-    mixture<E>(a, g, head, from, weights, sums + part * a.room * a.wide);
+    weighted_values<E>(a, g, head, from, weights, sums + part * a.room * a.wide);
 }
 
 // The result of query q of a group and a key head: its parts in order, each about the largest score of all.
@@ -308,10 +308,10 @@ FN void join_parts(const Attention& a, const Group& g, int64_t head, int64_t q, 
     for (int64_t p = first; p < end; p++) total += factor[p] * totals[p];
     const F inverse = f_set(1.0f / total);
     for (int64_t d = 0; d < width; d += 16) {
-        F mixed = f_zero();
+        F joined = f_zero();
         for (int64_t p = first; p < end; p++)
-            mixed = f_fma_at(f_load(sums + (p * a.room + q) * a.wide + d), factor + p, mixed);
-        put(a.out + (row * (int64_t)a.shape->num_heads + h) * width + d, f_mul(mixed, inverse), width - d);
+            joined = f_fma_at(f_load(sums + (p * a.room + q) * a.wide + d), factor + p, joined);
+        put(a.out + (row * (int64_t)a.shape->num_heads + h) * width + d, f_mul(joined, inverse), width - d);
     }
 }
 
@@ -319,33 +319,24 @@ FN void join_parts(const Attention& a, const Group& g, int64_t head, int64_t q, 
 // groups. scratch: this thread's.
 template <class E> FN void attend(const Attention& a, forerun::Member& member, int threads, float* scratch) {
     const int64_t heads = a.shape->num_kv_heads, pairs = a.num_groups * heads, room = a.room;
-    int64_t first, last;
     if (!a.sums) {
         float* sums = scratch + room * a.span;
-        member.open(pairs);
-        while (member.claim(first, last))
-            for (int64_t u = first; u < last; u++) {
-                const Group& g = a.groups[u / heads];
-                for (int64_t part = g.begin / PART; part * PART < g.longest; part++)
-                    add_part<E>(a, g, u % heads, part, scratch, sums);
-                for (int64_t q = 0; q < g.count * a.heads_per_key; q++) join_parts(a, g, u % heads, q, sums);
-            }
-        return member.close();
+        for (const int64_t u : member.each(pairs)) {
+            const Group& g = a.groups[u / heads];
+            for (int64_t part = g.begin / PART; part * PART < g.longest; part++)
+                add_part<E>(a, g, u % heads, part, scratch, sums);
+            for (int64_t q = 0; q < g.count * a.heads_per_key; q++) join_parts(a, g, u % heads, q, sums);
+        }
+        return;
     }
-    member.open(pairs * a.parts);
-    while (member.claim(first, last))
-        for (int64_t u = first; u < last; u++) {
-            const int64_t pair = u / a.parts;
-            add_part<E>(a, a.groups[pair / heads], pair % heads, u % a.parts, scratch, a.sums + pair * a.sums_size);
-        }
-    member.close();
-    member.open(pairs * room);
-    while (member.claim(first, last))
-        for (int64_t u = first; u < last; u++) {
-            const int64_t pair = u / room;
-            const Group& g = a.groups[pair / heads];
-            if (u % room < g.count * a.heads_per_key)
-                join_parts(a, g, pair % heads, u % room, a.sums + pair * a.sums_size);
-        }
-    member.close();
+    for (const int64_t u : member.each(pairs * a.parts)) {
+        const int64_t pair = u / a.parts;
+        add_part<E>(a, a.groups[pair / heads], pair % heads, u % a.parts, scratch, a.sums + pair * a.sums_size);
+    }
+    for (const int64_t u : member.each(pairs * room)) {
+        const int64_t pair = u / room;
+        const Group& g = a.groups[pair / heads];
+        if (u % room < g.count * a.heads_per_key)
+            join_parts(a, g, pair % heads, u % room, a.sums + pair * a.sums_size);
+    }
 }

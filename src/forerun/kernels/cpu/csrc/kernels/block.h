@@ -24,9 +24,14 @@ FN void context_body(void* data) {
 static void context(const ForerunModel* m, const float* norm, const ForerunRows* rows, const float* states, int threads) {
     forerun::Workspace& space = forerun::workspace();
     forerun::Team team(threads);
-    ContextCall call{norm, states, {m, rows, 0, m->num_layers, nullptr, &team, {}, {}, {}, {}, {}, nullptr, nullptr,
-                                    nullptr, nullptr, nullptr}};
+    ContextCall call{};
+    call.norm = norm;
+    call.states = states;
     LayersCall& c = call.layers;
+    c.model = m;
+    c.rows = rows;
+    c.last = m->num_layers;
+    c.team = &team;
     const int64_t n = rows->num_rows, narrow = (int64_t)m->layers->num_kv_heads * m->layers->head_dim;
     forerun::Forms forms;
     for (int32_t i = 0; i < m->num_layers; i++) forms.add({&m->layers[i].key, &m->layers[i].value});
@@ -62,30 +67,23 @@ FN int64_t largest_sum(float* x, const float* y, int64_t n) {
 FN void chains_body(void* data) {
     ChainsCall& c = *(ChainsCall*)data;
     forerun::Member member(*c.team);
-    const int64_t rank = c.after->in, out = c.after->out;
+    const int64_t rank = c.after->in_features, out = c.after->out_features;
     const float limit = forerun::largest_code({c.after});
-    int64_t first, last;
     for (int64_t depth = 0; depth < c.longest; depth++) {
-        member.open(c.chains);
-        while (member.claim(first, last))
-            for (int64_t t = first; t < last; t++) {
-                if (depth >= c.lengths[t]) continue;
-                const int64_t token = depth ? c.picked[c.starts[t] + depth - 1] : c.last[t];
-                if (token >= 0) __builtin_memcpy(c.in.x + t * rank, c.before + token * rank, rank * sizeof(float));
-                prepare(c.in, t, limit);
-            }
-        member.close();
+        for (const int64_t t : member.each(c.chains)) {
+            if (depth >= c.lengths[t]) continue;
+            const int64_t token = depth ? c.picked[c.starts[t] + depth - 1] : c.last[t];
+            if (token >= 0) __builtin_memcpy(c.in.x + t * rank, c.before + token * rank, rank * sizeof(float));
+            prepare(c.in, t, limit);
+        }
         product_rows(*c.after, c.in, c.chains, nullptr, c.sums, member);
-        member.open(c.chains);
-        while (member.claim(first, last))
-            for (int64_t t = first; t < last; t++) {
-                if (depth >= c.lengths[t]) continue;
-                int64_t* picked = c.picked + c.starts[t] + depth;
-                const bool ended = depth && picked[-1] < 0;
-                const int64_t best = ended ? -1 : largest_sum(c.sums + t * out, c.logits + (c.starts[t] + depth) * out, out);
-                *picked = best < 0 ? -1 : c.token_ids[best];
-            }
-        member.close();
+        for (const int64_t t : member.each(c.chains)) {
+            if (depth >= c.lengths[t]) continue;
+            int64_t* picked = c.picked + c.starts[t] + depth;
+            const bool ended = depth && picked[-1] < 0;
+            const int64_t best = ended ? -1 : largest_sum(c.sums + t * out, c.logits + (c.starts[t] + depth) * out, out);
+            *picked = best < 0 ? -1 : c.token_ids[best];
+        }
     }
 }
 
@@ -94,9 +92,9 @@ static void greedy_chains(const ForerunLinear* after, const float* before, const
     forerun::Workspace& space = forerun::workspace();
     forerun::Team team(threads);
     ChainsCall c{after, before, logits, token_ids, last, lengths, chains, 0, picked, &team, {}, nullptr, nullptr};
-    forerun::plan_input(space, c.in, chains, after->in, {after});
-    space.want(c.in.x, chains * after->in);
-    space.want(c.sums, chains * after->out);
+    forerun::plan_input(space, c.in, chains, after->in_features, {after});
+    space.want(c.in.x, chains * after->in_features);
+    space.want(c.sums, chains * after->out_features);
     space.want(c.starts, chains);
     space.allocate();
     for (int64_t t = 0, start = 0; t < chains; start += lengths[t++]) {

@@ -47,7 +47,7 @@ FN void linear_blocks(const ForerunLinear& w, const Input& in, int64_t n, int64_
     F y[INTEGER_ROWS];
     const int64_t once = rows_at_once(w, n);
     for (int64_t block = first; block < last; block++) {
-        const int64_t room = w.out - 16 * block;
+        const int64_t room = w.out_features - 16 * block;
         for (int64_t row = 0; row < n; row += once) {
             const int64_t rows = n - row < once ? n - row : once;
             products(w, in, block, row, rows, y);
@@ -64,11 +64,11 @@ FN void linear_blocks(const ForerunLinear& w, const Input& in, int64_t n, int64_
 FN void gated_blocks(const ForerunLinear& gate, const ForerunLinear& up, int32_t activation, const float* curve,
                      float scale, const Input& in, int64_t n, int64_t first, int64_t last, float* out, int64_t stride) {
 #if defined(AMX)
-    if (has_tiles(up) && (!gate.out || has_tiles(gate)))
+    if (has_tiles(up) && (!gate.out_features || has_tiles(gate)))
         return gated_tiles(gate, up, activation, curve, scale, in, n, first, last, out, stride);
 #endif
     F g[INTEGER_ROWS], u[INTEGER_ROWS];
-    const bool has_gate = gate.out;
+    const bool has_gate = gate.out_features;
     const int64_t of_gate = rows_at_once(has_gate ? gate : up, n), of_up = rows_at_once(up, n);
     const int64_t once = of_gate < of_up ? of_gate : of_up;
     for (int64_t block = first; block < last; block++) {
@@ -76,9 +76,10 @@ FN void gated_blocks(const ForerunLinear& gate, const ForerunLinear& up, int32_t
             const int64_t rows = n - row < once ? n - row : once;
             if (has_gate) products(gate, in, block, row, rows, g);
             products(up, in, block, row, rows, u);
-            for (int64_t r = 0; r < rows; r++)
-                put(out + (row + r) * stride + 16 * block,
-                    gated(has_gate ? g[r] : u[r], u[r], has_gate, activation, curve, scale), up.out - 16 * block);
+            for (int64_t r = 0; r < rows; r++) {
+                const F y = gated(has_gate ? g[r] : u[r], u[r], has_gate, activation, curve, scale);
+                put(out + (row + r) * stride + 16 * block, y, up.out_features - 16 * block);
+            }
         }
     }
 }

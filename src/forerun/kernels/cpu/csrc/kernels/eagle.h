@@ -23,32 +23,26 @@ FN const Input& enter_layer(const EagleCall& e, const LayersCall& c, forerun::Me
     const ForerunEagle& h = *e.head;
     const ForerunLayer& layer = h.model.layers[0];
     const int64_t n = c.rows->num_rows, wide = h.embedding_width, state = h.state_width;
-    const float eps = h.model.eps, limit = h.entry.out ? forerun::largest_code({&h.entry}) : entering_limit(layer);
-    int64_t first, last;
-    member.open(n);
-    while (member.claim(first, last))
-        for (int64_t t = first; t < last; t++) {
-            float* pair = e.pair.x + t * e.pair.width;
-            norm_or_copy(e.embeddings + t * wide, h.embedding_norm, eps, wide, pair);
-            norm_or_copy(e.states + t * state, h.state_norm, eps, state, pair + wide);
-            prepare(e.pair, t, limit);
-            if (h.entry.out || !c.x) continue;
-            norm_or_copy(h.keeps_norm ? pair + wide : e.states + t * state, nullptr, eps, state, c.x + t * state);
-        }
-    member.close();
-    if (h.residual.out && c.x) {
+    const bool reads_pair = !h.entry.out_features;
+    const float eps = h.model.eps, limit = reads_pair ? entering_limit(layer) : forerun::largest_code({&h.entry});
+    for (const int64_t t : member.each(n)) {
+        float* pair = e.pair.x + t * e.pair.width;
+        norm_or_copy(e.embeddings + t * wide, h.embedding_norm, eps, wide, pair);
+        norm_or_copy(e.states + t * state, h.state_norm, eps, state, pair + wide);
+        prepare(e.pair, t, limit);
+        if (h.entry.out_features || !c.x) continue;
+        norm_or_copy(h.keeps_norm ? pair + wide : e.states + t * state, nullptr, eps, state, c.x + t * state);
+    }
+    if (h.residual.out_features && c.x) {
         prepare_rows(h.residual, e.embedding, n, member);
         product_rows(h.residual, e.embedding, n, c.x, c.x, member);
     }
-    if (!h.entry.out) return e.pair;
+    if (!h.entry.out_features) return e.pair;
     product_rows(h.entry, e.pair, n, nullptr, c.x, member);
-    member.open(n);
-    while (member.claim(first, last))
-        for (int64_t t = first; t < last; t++) {
-            norm_or_copy(c.x + t * h.model.hidden, layer.input_norm, eps, h.model.hidden, c.normed.x + t * h.model.hidden);
-            prepare(c.normed, t, entering_limit(layer));
-        }
-    member.close();
+    for (const int64_t t : member.each(n)) {
+        norm_or_copy(c.x + t * h.model.hidden, layer.input_norm, eps, h.model.hidden, c.normed.x + t * h.model.hidden);
+        prepare(c.normed, t, entering_limit(layer));
+    }
     return c.normed;
 }
 
@@ -61,21 +55,14 @@ FN void eagle_body(void* data) {
     if (!c.x) return keys_behind_norm(c, 0, in, member);
     layer_behind_norm(c, 0, in, member);
     const float limit = forerun::largest_code({&m.head});
-    int64_t first, last;
-    member.open(e.num_wanted);
-    while (member.claim(first, last))
-        for (int64_t i = first; i < last; i++) {
-            norm_or_copy(c.x + e.wanted[i] * m.hidden, m.norm, m.eps, m.hidden, e.output.x + i * m.hidden);
-            prepare(e.output, i, limit);
-        }
-    member.close();
+    for (const int64_t i : member.each(e.num_wanted)) {
+        norm_or_copy(c.x + e.wanted[i] * m.hidden, m.norm, m.eps, m.hidden, e.output.x + i * m.hidden);
+        prepare(e.output, i, limit);
+    }
     if (e.num_wanted) product_rows(m.head, e.output, e.num_wanted, nullptr, e.logits, member);
     if (!e.head->gives_norm) return;
-    member.open(c.rows->num_rows);
-    while (member.claim(first, last))
-        for (int64_t t = first; t < last; t++)
-            rms_norm(c.x + t * m.hidden, m.norm, m.eps, m.hidden, c.x + t * m.hidden);
-    member.close();
+    for (const int64_t t : member.each(c.rows->num_rows))
+        rms_norm(c.x + t * m.hidden, m.norm, m.eps, m.hidden, c.x + t * m.hidden);
 }
 
 static void eagle(const ForerunEagle* h, const ForerunRows* rows, const float* embeddings, const float* states,
@@ -83,13 +70,23 @@ static void eagle(const ForerunEagle* h, const ForerunRows* rows, const float* e
     forerun::Workspace& space = forerun::workspace();
     forerun::Team team(threads);
     const ForerunModel* m = &h->model;
-    EagleCall e{h, embeddings, states, wanted, num_wanted, logits,
-                {m, rows, 0, 1, x, &team, {}, {}, {}, {}, {}, nullptr, nullptr, nullptr, nullptr, nullptr}, {}, {}, {}};
+    EagleCall e{};
+    e.head = h;
+    e.embeddings = embeddings;
+    e.states = states;
+    e.wanted = wanted;
+    e.num_wanted = num_wanted;
+    e.logits = logits;
+    e.layers.model = m;
+    e.layers.rows = rows;
+    e.layers.last = 1;
+    e.layers.x = x;
+    e.layers.team = &team;
     const int64_t n = rows->num_rows, wide = h->embedding_width + h->state_width;
     plan_layers(space, e.layers);
     const ForerunLayer& layer = m->layers[0];
     forerun::Forms pair;
-    h->entry.out ? pair.add({&h->entry}) : pair.add({&layer.query, &layer.key, &layer.value});
+    h->entry.out_features ? pair.add({&h->entry}) : pair.add({&layer.query, &layer.key, &layer.value});
     forerun::plan_input(space, e.pair, n, wide, pair);
     forerun::plan_input(space, e.embedding, n, h->embedding_width, {&h->residual});
     forerun::plan_input(space, e.output, num_wanted, m->hidden, {&m->head});
@@ -116,17 +113,13 @@ FN void fuse_body(void* data) {
     forerun::Member member(*c.team);
     const int64_t width = c.in.width / c.parts;
     const float limit = forerun::largest_code({c.w});
-    int64_t first, last;
-    member.open(c.n);
-    while (member.claim(first, last))
-        for (int64_t t = first; t < last; t++) {
-            for (int64_t i = 0; i < c.parts; i++) {
-                const int64_t at = t * c.in.width + i * width;
-                norm_or_copy(c.x + at, c.norms ? c.norms + i * width : nullptr, c.eps, width, c.in.x + at);
-            }
-            prepare(c.in, t, limit);
+    for (const int64_t t : member.each(c.n)) {
+        for (int64_t i = 0; i < c.parts; i++) {
+            const int64_t at = t * c.in.width + i * width;
+            norm_or_copy(c.x + at, c.norms ? c.norms + i * width : nullptr, c.eps, width, c.in.x + at);
         }
-    member.close();
+        prepare(c.in, t, limit);
+    }
     product_rows(*c.w, c.in, c.n, nullptr, c.out, member);
 }
 
@@ -135,8 +128,8 @@ static void fuse(const ForerunLinear* w, const float* norms, int32_t parts, floa
     forerun::Workspace& space = forerun::workspace();
     forerun::Team team(threads);
     FuseCall call{w, norms, x, parts, eps, {}, n, out, &team};
-    forerun::plan_input(space, call.in, n, w->in, {w});
-    space.want(call.in.x, n * w->in);
+    forerun::plan_input(space, call.in, n, w->in_features, {w});
+    space.want(call.in.x, n * w->in_features);
     space.allocate();
     forerun::run_in_parallel(fuse_body, &call, threads);
 }

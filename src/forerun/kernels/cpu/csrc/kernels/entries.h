@@ -15,18 +15,14 @@ FN void attention_body(void* data) {
     const ForerunAttention& s = *c.attention.shape;
     const int64_t each = s.num_heads / s.num_kv_heads, n = c.rows->num_rows;
     float* scratch = c.plan.scratch + member.index() * c.plan.scratch_size;
-    int64_t first, last;
-    member.open(n);
-    while (member.claim(first, last))
-        for (int64_t t = first; t < last; t++) {
-            for (int64_t h = 0; h < s.num_heads; h++)
-                for (int64_t d = 0; d < s.key_width; d++)
-                    c.rotated[((h / each * n + t) * each + h % each) * s.key_width + d] =
-                        c.query[(t * s.num_heads + h) * s.key_width + d] * s.scale;
-            const float *key = c.key + t * s.num_kv_heads * s.key_width, *value = c.value + t * s.num_kv_heads * s.value_width;
-            IN_CACHE_FORMAT(s.cache_format, write_row, c.attention, (int32_t)t, key, value);
-        }
-    member.close();
+    for (const int64_t t : member.each(n)) {
+        for (int64_t h = 0; h < s.num_heads; h++)
+            for (int64_t d = 0; d < s.key_width; d++)
+                c.rotated[((h / each * n + t) * each + h % each) * s.key_width + d] =
+                    c.query[(t * s.num_heads + h) * s.key_width + d] * s.scale;
+        const float *key = c.key + t * s.num_kv_heads * s.key_width, *value = c.value + t * s.num_kv_heads * s.value_width;
+        IN_CACHE_FORMAT(s.cache_format, write_row, c.attention, (int32_t)t, key, value);
+    }
     IN_CACHE_FORMAT(s.cache_format, attend, c.attention, member, c.team->threads, scratch);
 }
 

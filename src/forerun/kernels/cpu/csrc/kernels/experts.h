@@ -12,9 +12,9 @@ struct ExpertsCall {
     int32_t* chosen;        // [rows][top], experts
     float* shares;          // [rows][top], what their results are multiplied by
     int32_t* places;        // [rows][top], where among the rows of `given`
-    int32_t* woken;         // [count], the experts that rows are given to, rising
+    int32_t* active;        // [count], the experts that rows are given to, rising
     int32_t* starts;        // [count + 1], the first row of each of these in `given`, and the end
-    int32_t* num_woken;     // [layers]: a thread that comes late still counts the blocks of a layer that others have left
+    int32_t* num_active;    // [layers]: a thread that comes late still counts the blocks of a layer that others have left
     int32_t* next;          // [count], in which rows are sorted
     float* switches;        // [rows]
     float* parts;           // [rows * top][hidden], what experts give
@@ -27,8 +27,8 @@ static void plan_experts(ExpertsCall& c, const ForerunExperts& e) {
     more(c.top, e.top);
     more(c.width, e.width);
     for (const ForerunLinear* w : {e.gate, e.up}) {
-        if (w->out) c.entering.add({w});
-        c.floats |= w->out && w->kind < FORERUN_INT8;
+        if (w->out_features) c.entering.add({w});
+        c.floats |= w->out_features && w->kind < FORERUN_INT8;
     }
     c.leaving.add({e.down});
 }
@@ -40,9 +40,9 @@ static void want_experts(forerun::Workspace& space, ExpertsCall& c, int64_t n, i
     space.want(c.chosen, pairs);
     space.want(c.shares, pairs);
     space.want(c.places, pairs);
-    space.want(c.woken, c.count);
+    space.want(c.active, c.count);
     space.want(c.starts, c.count + 1);
-    space.want(c.num_woken, layers);
+    space.want(c.num_active, layers);
     space.want(c.next, c.count);
     space.want(c.switches, n);
     space.want(c.parts, pairs * hidden);
@@ -135,14 +135,14 @@ static void sort_rows(const ExpertsCall& c, const ForerunExperts& e, int32_t lay
         const int32_t rows = next[expert];
         e.num_given[expert] += rows;
         if (rows) {
-            c.woken[found] = expert;
+            c.active[found] = expert;
             c.starts[found++] = start;
         }
         next[expert] = start;
         start += rows;
     }
     c.starts[found] = start;
-    c.num_woken[layer] = found;
+    c.num_active[layer] = found;
     *e.num_read += found;
     for (int64_t i = 0; i < n * e.top; i++) c.places[i] = next[c.chosen[i]]++;
 }
@@ -153,15 +153,15 @@ struct Span {
     int64_t row, rows, first, last;
 };
 
-// The first of the blocks first..last of the woken experts' products, those of one expert after another's, that are one's.
+// The first of the blocks first..last of the active experts' products, those of one expert after another's, that are one's.
 static Span span_of(const ExpertsCall& c, int64_t blocks, int64_t first, int64_t last) {
     const int64_t at = first / blocks, end = last < (at + 1) * blocks ? last : (at + 1) * blocks;
-    return {c.woken[at], c.starts[at], c.starts[at + 1] - c.starts[at], first - at * blocks, end - at * blocks};
+    return {c.active[at], c.starts[at], c.starts[at + 1] - c.starts[at], first - at * blocks, end - at * blocks};
 }
 
 // The largest code that the first products of experts take.
 INLINE float experts_limit(const ForerunExperts& e) {
-    return e.gate->out ? forerun::largest_code({e.gate, e.up}) : forerun::largest_code({e.up});
+    return e.gate->out_features ? forerun::largest_code({e.gate, e.up}) : forerun::largest_code({e.up});
 }
 
 // What the experts of the rows of `in` give: c.parts, and the switch of the layer's own feed-forward layer. x: the residual, of
@@ -169,48 +169,35 @@ INLINE float experts_limit(const ForerunExperts& e) {
 FN void expert_rows(const ExpertsCall& c, const ForerunExperts& e, const ForerunModel& m, int32_t layer, const float* x,
                     const Input& in, int64_t n, forerun::Member& member) {
     const Input given = of_width(c.given, m.hidden), inner = of_width(c.inner, e.width);
-    int64_t first, last;
     if (e.router_norm) norm_rows(m, x, e.router_norm, nullptr, 0.0f, in, n, member);
     product_rows(e.router, in, n, nullptr, c.scores, member);
     if (e.norm) norm_rows(m, x, e.norm, nullptr, experts_limit(e), in, n, member);
-    if (e.shared_switch.out) product_rows(e.shared_switch, in, n, nullptr, c.switches, member);
-    member.open(n);
-    while (member.claim(first, last))
-        for (int64_t t = first; t < last; t++) choose(c, e, t);
-    member.close();
-    member.open(1);
-    while (member.claim(first, last)) sort_rows(c, e, layer, n);
-    member.close();
-    member.open(n);
-    while (member.claim(first, last))
-        for (int64_t t = first; t < last; t++)
-            for (int32_t k = 0; k < e.top; k++) copy_row(in, t, given, c.places[t * e.top + k]);
-    member.close();
-    const int64_t woken = c.num_woken[layer], inner_blocks = (e.width + 15) / 16, blocks = (m.hidden + 15) / 16;
-    member.open(woken * inner_blocks);
-    while (member.claim(first, last))
+    if (e.shared_switch.out_features) product_rows(e.shared_switch, in, n, nullptr, c.switches, member);
+    for (const int64_t t : member.each(n)) choose(c, e, t);
+    for ([[maybe_unused]] const int64_t only : member.each(1)) sort_rows(c, e, layer, n);
+    for (const int64_t t : member.each(n))
+        for (int32_t k = 0; k < e.top; k++) copy_row(in, t, given, c.places[t * e.top + k]);
+    const int64_t active = c.num_active[layer], inner_blocks = (e.width + 15) / 16, blocks = (m.hidden + 15) / 16;
+    for (auto [first, last] : member.parts(active * inner_blocks))
         for (Span s; first < last; first += s.last - s.first) {
             s = span_of(c, inner_blocks, first, last);
             gated_blocks(e.gate[s.expert], e.up[s.expert], m.activation, e.curve, 1.0f, from_row(given, s.row), s.rows,
                          s.first, s.last, inner.x + s.row * e.width, e.width);
         }
-    member.close();
     prepare_rows(*e.down, inner, n * e.top, member);
-    member.open(woken * blocks);
-    while (member.claim(first, last))
+    for (auto [first, last] : member.parts(active * blocks))
         for (Span s; first < last; first += s.last - s.first) {
             s = span_of(c, blocks, first, last);
             linear_blocks(e.down[s.expert], from_row(inner, s.row), s.rows, s.first, s.last, nullptr,
                           c.parts + s.row * m.hidden, m.hidden);
         }
-    member.close();
 }
 
 // y [hidden] of row t, what the layer's own feed-forward layer gives, times its switch, and what the row's experts give, which
 // is added up in the place of the first where it is normed.
-FN void mix_row(const ExpertsCall& c, const ForerunExperts& e, const ForerunModel& m, int64_t t, float* y) {
+FN void add_experts(const ExpertsCall& c, const ForerunExperts& e, const ForerunModel& m, int64_t t, float* y) {
     const int64_t hidden = m.hidden;
-    if (e.shared_switch.out) multiply_sigmoid(c.switches + t, 1, y, hidden);
+    if (e.shared_switch.out_features) multiply_sigmoid(c.switches + t, 1, y, hidden);
     if (e.shared_norm) rms_norm(y, e.shared_norm, m.eps, hidden, y);
     float* sum = e.mixed_norm ? c.parts + c.places[t * e.top] * hidden : y;
     for (int32_t k = 0; k < e.top; k++) {

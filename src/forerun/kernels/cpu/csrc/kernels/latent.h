@@ -5,9 +5,9 @@
 
 static void plan_latent(LatentCall& s, const ForerunLayer& layer) {
     const ForerunLatent& l = *layer.latent;
-    s.rank = l.expand->in;
-    s.entry_width = l.entry.out;
-    s.plain_width = l.absorb->in;
+    s.rank = l.expand->in_features;
+    s.entry_width = l.entry.out_features;
+    s.plain_width = l.absorb->in_features;
     s.entering.add({&layer.query});
     s.absorbing.add({l.absorb});
     s.expanding.add({l.expand});
@@ -30,17 +30,17 @@ template <class E> FN void place_latent(const LayersCall& c, const ForerunLayer&
     const ForerunLatent& l = *layer.latent;
     const Input& plain = c.latent.plain;
     const int64_t rank = c.latent.rank, wide = layer.key_width, turned = wide - rank, n = c.rows->num_rows;
-    const Angles angles = angles_of(c, layer, t);
-    const float scale = query_scale(c, t);
+    const Angles angles = angles_of(*c.rows, layer, t);
+    const float scale = query_scale(m, *c.rows, t);
     for (int64_t h = 0; h < m.num_heads; h++) {
         const float* query = c.queries + (t * m.num_heads + h) * layer.head_dim;
-        turn(angles, query, turned, scale, c.rotated + (t * m.num_heads + h) * wide);
+        rotate_head(angles, query, turned, scale, c.rotated + (t * m.num_heads + h) * wide);
         float* to = plain.x + (h * n + t) * plain.width;
         for (int64_t i = 0; i < plain.width; i++) to[i] = query[turned + i] * scale;
         prepare(plain, h * n + t, 0.0f);
     }
     float* key = c.keys + t * wide;
-    turn(angles, key, turned, 1.0f, key);
+    rotate_head(angles, key, turned, 1.0f, key);
     rms_norm(key + turned, l.norm, l.eps, rank, key + turned);
     write_row<E>(a, t, key, key + turned);
 }
@@ -48,15 +48,11 @@ template <class E> FN void place_latent(const LayersCall& c, const ForerunLayer&
 // Products of each head's rows with its own weights. in: [heads][rows]; out: row t of head h at out + t * stride + h * apart.
 FN void products_by_head(const ForerunLinear* w, int64_t heads, const Input& in, int64_t n, float* out, int64_t stride,
                          int64_t apart, forerun::Member& member) {
-    const int64_t blocks = (w->out + 15) / 16;
-    int64_t first, last;
-    member.open(heads * blocks);
-    while (member.claim(first, last))
-        for (int64_t u = first; u < last; u++) {
-            const int64_t h = u / blocks, b = u % blocks;
-            linear_blocks(w[h], from_row(in, h * n), n, b, b + 1, nullptr, out + h * apart, stride);
-        }
-    member.close();
+    const int64_t blocks = (w->out_features + 15) / 16;
+    for (const int64_t u : member.each(heads * blocks)) {
+        const int64_t h = u / blocks, b = u % blocks;
+        linear_blocks(w[h], from_row(in, h * n), n, b, b + 1, nullptr, out + h * apart, stride);
+    }
 }
 
 // Queries and keys of `in`: c.queries, of which nothing is rotated yet, and c.keys.
@@ -64,19 +60,15 @@ FN void latent_products(const LayersCall& c, const ForerunLayer& layer, const In
     const ForerunLatent& l = *layer.latent;
     const Input& entry = c.latent.entry;
     const int64_t n = c.rows->num_rows;
-    int64_t first, last;
     product_rows(layer.key, in, n, nullptr, c.keys, member);
-    if (!l.entry.out) return product_rows(layer.query, in, n, nullptr, c.queries, member);
+    if (!l.entry.out_features) return product_rows(layer.query, in, n, nullptr, c.queries, member);
     product_rows(l.entry, in, n, nullptr, entry.x, member);
     const float limit = forerun::largest_code({&layer.query});
-    member.open(n);
-    while (member.claim(first, last))
-        for (int64_t t = first; t < last; t++) {
-            float* x = entry.x + t * entry.width;
-            rms_norm(x, l.entry_norm, l.eps, entry.width, x);
-            prepare(entry, t, limit);
-        }
-    member.close();
+    for (const int64_t t : member.each(n)) {
+        float* x = entry.x + t * entry.width;
+        rms_norm(x, l.entry_norm, l.eps, entry.width, x);
+        prepare(entry, t, limit);
+    }
     product_rows(layer.query, entry, n, nullptr, c.queries, member);
 }
 
@@ -87,25 +79,19 @@ FN void latent_attention(const LayersCall& c, int32_t index, const Input& in, fo
     const ForerunLatent& l = *layer.latent;
     const LatentCall& s = c.latent;
     const int64_t n = c.rows->num_rows, heads = m.num_heads, wide = layer.key_width;
-    int64_t first, last;
     latent_products(c, layer, in, member);
     const ForerunAttention shape = layer_attention(m, index);
     const Attending& plan = layer.window ? c.windowed : c.plain;
     const Attention a = attention_of(&shape, c.rows, plan, c.rotated, s.sums);
-    member.open(n);
-    while (member.claim(first, last))
-        for (int64_t t = first; t < last; t++)
-            IN_CACHE_FORMAT(m.cache_format, place_latent, c, layer, a, (int32_t)t);
-    member.close();
+    for (const int64_t t : member.each(n))
+        IN_CACHE_FORMAT(m.cache_format, place_latent, c, layer, a, (int32_t)t);
     products_by_head(l.absorb, heads, s.plain, n, c.rotated + wide - s.rank, heads * wide, wide, member);
     IN_CACHE_FORMAT(m.cache_format, attend, a, member, c.team->threads, member_scratch(plan, member));
-    member.open(n * heads);
-    while (member.claim(first, last))
-        for (int64_t u = first; u < last; u++) {
-            const int64_t to = u % heads * n + u / heads;
-            __builtin_memcpy(s.attended.x + to * s.rank, s.sums + u * s.rank, s.rank * sizeof(float));
-            prepare(s.attended, to, 0.0f);
-        }
-    member.close();
-    products_by_head(l.expand, heads, s.attended, n, c.mixed.x, heads * l.expand->out, l.expand->out, member);
+    for (const int64_t u : member.each(n * heads)) {
+        const int64_t to = u % heads * n + u / heads;
+        __builtin_memcpy(s.attended.x + to * s.rank, s.sums + u * s.rank, s.rank * sizeof(float));
+        prepare(s.attended, to, 0.0f);
+    }
+    const int64_t width = l.expand->out_features;
+    products_by_head(l.expand, heads, s.attended, n, c.attended.x, heads * width, width, member);
 }

@@ -1,44 +1,34 @@
 // Layers of a decoder. Included once for each instruction set.
 
-// Queries, keys and values of `in`, and attention: what the product that follows reads is c.mixed.x.
+// Queries, keys and values of `in`, and attention: what the product that follows reads is c.attended.x.
 FN void attention_behind_norm(const LayersCall& c, int32_t index, const Input& in, forerun::Member& member) {
     const ForerunModel& m = *c.model;
     const ForerunLayer& layer = m.layers[index];
     if (layer.latent) return latent_attention(c, index, in, member);
-    const int64_t n = c.rows->num_rows, kv = layer.key.out;
+    const int64_t n = c.rows->num_rows, kv = layer.key.out_features;
     const int threads = c.team->threads;
-    int64_t first, last;
-    const int64_t q_blocks = (layer.query.out + 15) / 16, kv_blocks = (layer.key.out + 15) / 16;
-    member.open(q_blocks + kv_blocks + (layer.value.out ? kv_blocks : 0));
-    while (member.claim(first, last))
-        for (int64_t u = first; u < last; u++) {
-            const int64_t v = u - q_blocks - kv_blocks;
-            if (u < q_blocks)
-                linear_blocks(layer.query, in, n, u, u + 1, nullptr, c.queries, layer.query.out);
-            else if (v < 0)
-                linear_blocks(layer.key, in, n, u - q_blocks, u - q_blocks + 1, nullptr, c.keys, kv);
-            else
-                linear_blocks(layer.value, in, n, v, v + 1, nullptr, c.values, kv);
-        }
-    member.close();
+    const int64_t q_blocks = (layer.query.out_features + 15) / 16, kv_blocks = (layer.key.out_features + 15) / 16;
+    for (const int64_t u : member.each(q_blocks + kv_blocks + (layer.value.out_features ? kv_blocks : 0))) {
+        const int64_t v = u - q_blocks - kv_blocks;
+        if (u < q_blocks)
+            linear_blocks(layer.query, in, n, u, u + 1, nullptr, c.queries, layer.query.out_features);
+        else if (v < 0)
+            linear_blocks(layer.key, in, n, u - q_blocks, u - q_blocks + 1, nullptr, c.keys, kv);
+        else
+            linear_blocks(layer.value, in, n, v, v + 1, nullptr, c.values, kv);
+    }
     const ForerunAttention shape = layer_attention(m, index);
     const Attending& plan = layer.window ? c.windowed : c.plain;
-    const Attention a = attention_of(&shape, c.rows, plan, c.rotated, c.mixed.x);
-    member.open(n);
-    while (member.claim(first, last))
-        for (int64_t t = first; t < last; t++)
-            IN_CACHE_FORMAT(m.cache_format, place_row, c, layer, a, (int32_t)t);
-    member.close();
+    const Attention a = attention_of(&shape, c.rows, plan, c.rotated, c.attended.x);
+    for (const int64_t t : member.each(n))
+        IN_CACHE_FORMAT(m.cache_format, place_row, c, layer, a, (int32_t)t);
     IN_CACHE_FORMAT(m.cache_format, attend, a, member, threads, member_scratch(plan, member));
-    if (!layer.attention_gate.out) return;
+    if (!layer.attention_gate.out_features) return;
     product_rows(layer.attention_gate, in, n, nullptr, c.gates, member);
-    member.open(n);
-    while (member.claim(first, last))
-        for (int64_t t = first; t < last; t++) {
-            const int64_t gates = layer.attention_gate.out, width = layer.out.in;
-            multiply_sigmoid(c.gates + t * gates, gates, c.mixed.x + t * width, width);
-        }
-    member.close();
+    for (const int64_t t : member.each(n)) {
+        const int64_t gates = layer.attention_gate.out_features, width = layer.out.in_features;
+        multiply_sigmoid(c.gates + t * gates, gates, c.attended.x + t * width, width);
+    }
 }
 
 // The keys and values of `in` alone, norm and rotation of keys included.
@@ -50,19 +40,16 @@ FN void keys_behind_norm(const LayersCall& c, int32_t index, const Input& in, fo
     product_rows(layer.value, in, n, nullptr, c.values, member);
     const ForerunAttention shape = layer_attention(m, index);
     const Attention a = attention_of(&shape, c.rows, c.plain, nullptr, nullptr);
-    int64_t first, last;
-    member.open(n);
-    while (member.claim(first, last))
-        for (int64_t t = first; t < last; t++)
-            IN_CACHE_FORMAT(m.cache_format, place_keys, c, layer, a, (int32_t)t);
-    member.close();
+    for (const int64_t t : member.each(n))
+        IN_CACHE_FORMAT(m.cache_format, place_keys, c, layer, a, (int32_t)t);
 }
 
 static inline float or_one(float scale) { return scale ? scale : 1.0f; }
 
 // The largest code that the first products of a feed-forward layer take.
 INLINE float feeding_limit(const ForerunLayer& layer) {
-    const float most = layer.gate.out ? forerun::largest_code({&layer.gate, &layer.up}) : forerun::largest_code({&layer.up});
+    const bool has_gate = layer.gate.out_features;
+    const float most = forerun::largest_code({has_gate ? &layer.gate : &layer.up, &layer.up});
     if (!layer.experts) return most;
     const float theirs = experts_limit(*layer.experts);
     return most < theirs ? most : theirs;
@@ -72,15 +59,12 @@ INLINE float feeding_limit(const ForerunLayer& layer) {
 FN void gated_rows(const LayersCall& c, int32_t index, forerun::Member& member) {
     const ForerunModel& m = *c.model;
     const ForerunLayer& layer = m.layers[index];
-    const int64_t n = c.rows->num_rows, width = layer.up.out;
-    int64_t first, last;
+    const int64_t n = c.rows->num_rows, width = layer.up.out_features;
     norm_rows(m, c.x, layer.mlp_norm, layer.mlp_bias, feeding_limit(layer), c.normed, n, member);
-    member.open((width + 15) / 16);
-    while (member.claim(first, last))
+    for (const auto [first, last] : member.parts((width + 15) / 16))
         gated_blocks(layer.gate, layer.up, m.activation, layer.curve, or_one(m.activation_scale), c.normed, n, first, last,
                      c.gated.x, width);
-    member.close();
-    if (layer.experts) expert_rows(c.mixture, *layer.experts, m, index, c.x, c.normed, n, member);
+    if (layer.experts) expert_rows(c.experts, *layer.experts, m, index, c.x, c.normed, n, member);
 }
 
 // Whether what a layer adds to the residual is normed or scaled before.
@@ -91,48 +75,38 @@ static inline bool has_branch(const ForerunModel& m, const float* norm, float sc
 // c.x += a product of `in`, if there is one, and what experts give, normed by `norm` if there is one, and scaled, by the
 // model's factor and this one. output_scale: c.x is multiplied by it then; or null.
 FN void add_rows(const LayersCall& c, const ForerunLinear& w, const Input& in, const float* norm, float factor,
-                 forerun::Member& member, const ForerunExperts* mixture = nullptr, const float* output_scale = nullptr) {
+                 forerun::Member& member, const ForerunExperts* experts = nullptr, const float* output_scale = nullptr) {
     const ForerunModel& m = *c.model;
     const int64_t n = c.rows->num_rows, wide = m.hidden;
-    if (w.out) prepare_rows(w, in, n, member);
-    if (!mixture && !output_scale && !has_branch(m, norm, factor)) return product_rows(w, in, n, c.x, c.x, member);
+    if (w.out_features) prepare_rows(w, in, n, member);
+    if (!experts && !output_scale && !has_branch(m, norm, factor)) return product_rows(w, in, n, c.x, c.x, member);
     product_rows(w, in, n, nullptr, c.branch, member);
     const F scale = f_set(or_one(m.residual_scale) * or_one(factor)), whole = f_set(output_scale ? *output_scale : 1.0f);
-    int64_t first, last;
-    member.open(n);
-    while (member.claim(first, last))
-        for (int64_t t = first; t < last; t++) {
-            float *y = c.branch + t * wide, *x = c.x + t * wide;
-            for (int64_t i = 0; !w.out && i < wide; i++) y[i] = 0.0f;
-            if (mixture) mix_row(c.mixture, *mixture, m, t, y);
-            norm_row(m, y, norm, nullptr, wide, y);
-            for (int64_t i = 0; i < wide; i += 16) {
-                const F sum = f_fma(get(y + i, wide - i), scale, get(x + i, wide - i));
-                put(x + i, f_mul(sum, whole), wide - i);
-            }
+    for (const int64_t t : member.each(n)) {
+        float *y = c.branch + t * wide, *x = c.x + t * wide;
+        for (int64_t i = 0; !w.out_features && i < wide; i++) y[i] = 0.0f;
+        if (experts) add_experts(c.experts, *experts, m, t, y);
+        norm_row(m, y, norm, nullptr, wide, y);
+        for (int64_t i = 0; i < wide; i += 16) {
+            const F sum = f_fma(get(y + i, wide - i), scale, get(x + i, wide - i));
+            put(x + i, f_mul(sum, whole), wide - i);
         }
-    member.close();
+    }
 }
 
 // What the token of each row gives this layer.
 FN void token_rows(const LayersCall& c, int32_t index, forerun::Member& member) {
     const ForerunModel& m = *c.model;
     const ForerunLayer& layer = m.layers[index];
-    const int64_t n = c.rows->num_rows, width = layer.token_gate.out;
+    const int64_t n = c.rows->num_rows, width = layer.token_gate.out_features;
     const Input gated = of_width(c.gated, width);
-    int64_t first, last;
     norm_rows(m, c.x, nullptr, nullptr, forerun::largest_code({&layer.token_gate}), c.normed, n, member);
-    member.open((width + 15) / 16);
-    while (member.claim(first, last))
+    for (const auto [first, last] : member.parts((width + 15) / 16))
         gated_blocks({}, layer.token_gate, m.activation, layer.curve, 1.0f, c.normed, n, first, last, gated.x, width);
-    member.close();
-    member.open(n);
-    while (member.claim(first, last))
-        for (int64_t t = first; t < last; t++) {
-            const float* given = c.rows->token_inputs + (t * m.num_layers + index) * width;
-            for (int64_t i = 0; i < width; i++) gated.x[t * width + i] *= given[i];
-        }
-    member.close();
+    for (const int64_t t : member.each(n)) {
+        const float* given = c.rows->token_inputs + (t * m.num_layers + index) * width;
+        for (int64_t i = 0; i < width; i++) gated.x[t * width + i] *= given[i];
+    }
     add_rows(c, layer.token_out, gated, layer.token_norm, 1.0f, member, nullptr, layer.output_scale);
 }
 
@@ -141,23 +115,24 @@ FN void layer_behind_norm(const LayersCall& c, int32_t index, const Input& in, f
     const ForerunModel& m = *c.model;
     const ForerunLayer& layer = m.layers[index];
     const ForerunRecurrence* r = layer.recurrence;
-    const bool attends = layer.query.out, feeds = layer.up.out || layer.experts;
+    const bool attends = layer.query.out_features, feeds = layer.up.out_features || layer.experts;
     if (r)
         recurrent_rows(c.recurrent, *r, m, *c.rows, index, in, c.remembered, member);
     if (attends) attention_behind_norm(c, index, in, member);
     if (m.is_parallel) gated_rows(c, index, member);
     if (r) add_rows(c, r->out, c.remembered, layer.attention_norm, r->out_scale, member);
-    if (attends) add_rows(c, layer.out, of_width(c.mixed, layer.out.in), layer.attention_norm, m.attention_scale, member);
+    const Input attended = of_width(c.attended, layer.out.in_features);
+    if (attends) add_rows(c, layer.out, attended, layer.attention_norm, m.attention_scale, member);
     if (!m.is_parallel && feeds) gated_rows(c, index, member);
-    const Input gated = of_width(c.gated, layer.up.out);
-    const float* output_scale = layer.token_gate.out ? nullptr : layer.output_scale;
+    const Input gated = of_width(c.gated, layer.up.out_features);
+    const float* output_scale = layer.token_gate.out_features ? nullptr : layer.output_scale;
     if (feeds) add_rows(c, layer.down, gated, layer.feed_norm, layer.feed_scale, member, layer.experts, output_scale);
-    if (layer.token_gate.out) token_rows(c, index, member);
+    if (layer.token_gate.out_features) token_rows(c, index, member);
 }
 
 // The largest code that queries, keys and values take.
 INLINE float entering_limit(const ForerunLayer& layer) {
-    const ForerunLinear& query = layer.latent && layer.latent->entry.out ? layer.latent->entry : layer.query;
+    const ForerunLinear& query = layer.latent && layer.latent->entry.out_features ? layer.latent->entry : layer.query;
     const float most = forerun::largest_code({&query, &layer.key, &layer.value, &layer.attention_gate});
     const ForerunRecurrence* r = layer.recurrence;
     const float recurrent = r ? forerun::largest_code({&r->mixed, &r->gate, &r->beta, &r->decay}) : most;
@@ -167,38 +142,34 @@ INLINE float entering_limit(const ForerunLayer& layer) {
 FN void one_layer(const LayersCall& c, int32_t index, forerun::Member& member) {
     const ForerunModel& m = *c.model;
     const ForerunLayer& layer = m.layers[index];
-    if (layer.query.out || layer.recurrence)
+    if (layer.query.out_features || layer.recurrence)
         norm_rows(m, c.x, layer.input_norm, layer.input_bias, entering_limit(layer), c.normed, c.rows->num_rows,
                   member);
     layer_behind_norm(c, index, c.normed, member);
 }
 
-// Write what enters this layer to c.states, if it is tapped.
-FN void tap(const LayersCall& c, int32_t layer, forerun::Member& member) {
+// Write what enters this layer to c.states, if it is one of c.output_layers.
+FN void keep_hidden_states(const LayersCall& c, int32_t layer, forerun::Member& member) {
     const ForerunModel& m = *c.model;
     int32_t at = 0;
-    while (at < c.num_tapped && c.tapped[at] != layer) at++;
-    if (at == c.num_tapped) return;
-    int64_t first, last;
-    member.open(c.rows->num_rows);
-    while (member.claim(first, last))
-        for (int64_t t = first; t < last; t++) {
-            const float* x = c.x + t * m.hidden;
-            float* to = c.states + (t * c.num_tapped + at) * m.hidden;
-            if (layer == m.num_layers) norm_row(m, x, m.norm, m.norm_bias, m.hidden, to);
-            for (int64_t i = 0; layer < m.num_layers && i < m.hidden; i++) to[i] = x[i];
-        }
-    member.close();
+    while (at < c.num_output_layers && c.output_layers[at] != layer) at++;
+    if (at == c.num_output_layers) return;
+    for (const int64_t t : member.each(c.rows->num_rows)) {
+        const float* x = c.x + t * m.hidden;
+        float* to = c.states + (t * c.num_output_layers + at) * m.hidden;
+        if (layer == m.num_layers) norm_row(m, x, m.norm, m.norm_bias, m.hidden, to);
+        for (int64_t i = 0; layer < m.num_layers && i < m.hidden; i++) to[i] = x[i];
+    }
 }
 
 FN void layers_body(void* data) {
     LayersCall& c = *(LayersCall*)data;
     forerun::Member member(*c.team);
     for (int32_t layer = c.first; layer < c.last; layer++) {
-        tap(c, layer, member);
+        keep_hidden_states(c, layer, member);
         one_layer(c, layer, member);
     }
-    if (c.last == c.model->num_layers) tap(c, c.last, member);
+    if (c.last == c.model->num_layers) keep_hidden_states(c, c.last, member);
 }
 
 // Wish for what layers work in.
@@ -208,24 +179,24 @@ static void plan_layers(forerun::Workspace& space, LayersCall& c) {
     const int threads = c.team->threads;
     const int64_t n = rows->num_rows;
     const auto more = [](int64_t& most, int64_t size) { most = size > most ? size : most; };
-    forerun::Forms normed, mixed, gated, remembered;
+    forerun::Forms normed, attended, gated, remembered;
     const ForerunLayer *plain = nullptr, *windowed = nullptr;  // all of each are alike
     bool branch = false;
-    int64_t recalled = 0, fed = 0, attended = 0, queries = 0, rotated = 0, keys = 0, values = 0, gates = 0;
+    int64_t recalled = 0, fed = 0, attended_width = 0, queries = 0, rotated = 0, keys = 0, values = 0, gates = 0;
     for (int32_t i = c.first; i < c.last; i++) {
         const ForerunLayer& l = m->layers[i];
         for (const ForerunLinear* w : {&l.query, &l.key, &l.value, &l.up, &l.gate, &l.attention_gate, &l.token_gate})
-            if (w->out) normed.add({w});
+            if (w->out_features) normed.add({w});
         if (const ForerunRecurrence* r = l.recurrence) {
             normed.add({&r->mixed, &r->gate, &r->beta, &r->decay});
             remembered.add({&r->out});
-            recalled = r->out.in;
+            recalled = r->out.in_features;
             plan_recurrence(c.recurrent, *r);
             branch |= has_branch(*m, l.attention_norm, r->out_scale);
         }
         if (const ForerunExperts* e = l.experts) {
             normed.add({&e->router, &e->shared_switch});
-            plan_experts(c.mixture, *e);
+            plan_experts(c.experts, *e);
             normed.add({e->gate, e->up});
             branch = true;
         }
@@ -233,17 +204,17 @@ static void plan_layers(forerun::Workspace& space, LayersCall& c) {
             normed.add({&l.latent->entry});
             plan_latent(c.latent, l);
         }
-        more(fed, l.up.out);
-        more(fed, l.token_gate.out);
-        more(gates, l.attention_gate.out);
+        more(fed, l.up.out_features);
+        more(fed, l.token_gate.out_features);
+        more(gates, l.attention_gate.out_features);
         branch |= l.output_scale || l.token_norm || has_branch(*m, l.attention_norm, m->attention_scale) || has_branch(*m, l.feed_norm, l.feed_scale);
-        mixed.add({&l.out});
+        attended.add({&l.out});
         gated.add({&l.down});
-        if (l.token_out.out) gated.add({&l.token_out});
-        if (!l.query.out) continue;
+        if (l.token_out.out_features) gated.add({&l.token_out});
+        if (!l.query.out_features) continue;
         (l.window ? windowed : plain) = &l;
-        more(attended, l.out.in);
-        more(queries, l.query.out);
+        more(attended_width, l.out.in_features);
+        more(queries, l.query.out_features);
         more(rotated, (int64_t)m->num_heads * l.key_width);
         more(keys, (int64_t)l.num_kv_heads * l.key_width);
         more(values, (int64_t)l.num_kv_heads * l.value_width);
@@ -253,12 +224,12 @@ static void plan_layers(forerun::Workspace& space, LayersCall& c) {
             plan_attention(space, l->window ? c.windowed : c.plain, *rows, l->window, m->num_heads / l->num_kv_heads,
                            l->num_kv_heads, l->value_width, threads);
     forerun::plan_input(space, c.normed, n, m->hidden, normed);
-    forerun::plan_input(space, c.mixed, n, attended, mixed);
+    forerun::plan_input(space, c.attended, n, attended_width, attended);
     forerun::plan_input(space, c.gated, n, fed, gated);
     space.want(c.normed.x, n * m->hidden);
-    space.want(c.mixed.x, n * attended);
+    space.want(c.attended.x, n * attended_width);
     space.want(c.gated.x, n * fed);
-    if (c.mixture.top) want_experts(space, c.mixture, n, m->hidden, m->num_layers);
+    if (c.experts.top) want_experts(space, c.experts, n, m->hidden, m->num_layers);
     if (branch) space.want(c.branch, n * m->hidden);
     if (gates) space.want(c.gates, n * gates);
     if (c.latent.rank) want_latent(space, c.latent, n, *m);
@@ -275,11 +246,19 @@ static void plan_layers(forerun::Workspace& space, LayersCall& c) {
 }
 
 static void layers(const ForerunModel* m, const ForerunRows* rows, int32_t first, int32_t last, float* x,
-                   const int32_t* tapped, int32_t num_tapped, float* states, int threads) {
+                   const int32_t* output_layers, int32_t num_output_layers, float* states, int threads) {
     forerun::Workspace& space = forerun::workspace();
     forerun::Team team(threads);
-    LayersCall c{m, rows, first, last, x, &team, {}, {}, {}, {}, {}, nullptr, nullptr, nullptr, nullptr, nullptr,
-                 tapped, num_tapped, states, {}, {}, nullptr, {}, {}};
+    LayersCall c{};
+    c.model = m;
+    c.rows = rows;
+    c.first = first;
+    c.last = last;
+    c.x = x;
+    c.output_layers = output_layers;
+    c.num_output_layers = num_output_layers;
+    c.states = states;
+    c.team = &team;
     plan_layers(space, c);
     space.allocate();
     forerun::run_in_parallel(layers_body, &c, threads);

@@ -205,40 +205,33 @@ template <int R, int KIND> INLINE void byte_groups(const ForerunLinear& w, const
 template <int R> INLINE void float_weights(const ForerunLinear& w, const Input& in, int64_t block, int64_t row, F* y) {
     const float* x = in.x + row * in.stride;
     if (w.kind == FORERUN_FLOAT32) {
-        float_product<float, R>((const float*)w.packed + block * 16 * (int64_t)w.in, w.in, x, in.stride, y);
+        const float* numbers = (const float*)w.packed + block * 16 * (int64_t)w.in_features;
+        float_product<float, R>(numbers, w.in_features, x, in.stride, y);
         return;
     }
-    const uint16_t* pairs = (const uint16_t*)w.packed + block * 16 * ((int64_t)w.in + w.in % 2);
+    const uint16_t* pairs = (const uint16_t*)w.packed + block * 16 * ((int64_t)w.in_features + w.in_features % 2);
 #if defined(AVX512_BF16)
     bfloat16_product<R>(pairs, in, row, y);
 #else
-    float_product<uint16_t, R>(pairs, w.in, x, in.stride, y);
+    float_product<uint16_t, R>(pairs, w.in_features, x, in.stride, y);
 #endif
 }
+
+// The formats that are multiplied with activations of 16 bits, too.
+#define WIDE_none(name)
+#define WIDE_one_sum(name) \
+    case FORERUN_##name: int8_product<R>(w, in, block, row, y); break;
+#define WIDE_groups(name) \
+    case FORERUN_##name: word_groups<R, FORERUN_##name>(w, in, block, row, y); break;
 
 // y[r], r < R: outputs 16 block .. 16 block + 15 of rows row .. row + R - 1, bias included.
 template <int R> FN void block_product(const ForerunLinear& w, const Input& in, int64_t block, int64_t row, F* y) {
     switch (w.activation_bits == 8 ? -w.kind : w.kind) {
-    case -FORERUN_INT8: byte_groups<R, FORERUN_INT8>(w, in, block, row, y); break;
-    case -FORERUN_INT8_GROUPS: byte_groups<R, FORERUN_INT8_GROUPS>(w, in, block, row, y); break;
-    case -FORERUN_INT4_GROUPS: byte_groups<R, FORERUN_INT4_GROUPS>(w, in, block, row, y); break;
-    case -FORERUN_INT4_MINIMA: byte_groups<R, FORERUN_INT4_MINIMA>(w, in, block, row, y); break;
-    case -FORERUN_Q5_0: byte_groups<R, FORERUN_Q5_0>(w, in, block, row, y); break;
-    case -FORERUN_Q5_1: byte_groups<R, FORERUN_Q5_1>(w, in, block, row, y); break;
-    case -FORERUN_Q4_K: byte_groups<R, FORERUN_Q4_K>(w, in, block, row, y); break;
-    case -FORERUN_Q5_K: byte_groups<R, FORERUN_Q5_K>(w, in, block, row, y); break;
-    case -FORERUN_Q6_K: byte_groups<R, FORERUN_Q6_K>(w, in, block, row, y); break;
-    case -FORERUN_IQ4_NL: byte_groups<R, FORERUN_IQ4_NL>(w, in, block, row, y); break;
-    case -FORERUN_IQ4_XS: byte_groups<R, FORERUN_IQ4_XS>(w, in, block, row, y); break;
-    case -FORERUN_MXFP4: byte_groups<R, FORERUN_MXFP4>(w, in, block, row, y); break;
-    case -FORERUN_INT4_ZEROS: byte_groups<R, FORERUN_INT4_ZEROS>(w, in, block, row, y); break;
-    case -FORERUN_INT8_ZEROS: byte_groups<R, FORERUN_INT8_ZEROS>(w, in, block, row, y); break;
-    case FORERUN_INT8: int8_product<R>(w, in, block, row, y); break;
-    case FORERUN_INT8_GROUPS: word_groups<R, FORERUN_INT8_GROUPS>(w, in, block, row, y); break;
-    case FORERUN_INT4_GROUPS: word_groups<R, FORERUN_INT4_GROUPS>(w, in, block, row, y); break;
-    case FORERUN_INT4_MINIMA: word_groups<R, FORERUN_INT4_MINIMA>(w, in, block, row, y); break;
-    case FORERUN_INT4_ZEROS: word_groups<R, FORERUN_INT4_ZEROS>(w, in, block, row, y); break;
-    case FORERUN_INT8_ZEROS: word_groups<R, FORERUN_INT8_ZEROS>(w, in, block, row, y); break;
+#define FORMAT(name, ...) \
+    case -FORERUN_##name: byte_groups<R, FORERUN_##name>(w, in, block, row, y); break;
+#include "../weight_formats.h"
+#define FORMAT(name, number, low, high, zero, table, scales, minima, group, wide, has_blocks) WIDE_##wide(name)
+#include "../weight_formats.h"
     default:
         if constexpr (R <= MAX_ROWS) float_weights<R>(w, in, block, row, y);
     }

@@ -17,10 +17,10 @@ constexpr int64_t COLUMNS = 32;
 
 static void plan_recurrence(RecurrentCall& c, const ForerunRecurrence& r) {
     const auto more = [](int64_t& most, int64_t size) { most = size > most ? size : most; };
-    more(c.channels, r.channels > r.beta.out ? r.channels : r.beta.out);
+    more(c.channels, r.channels > r.beta.out_features ? r.channels : r.beta.out_features);
     more(c.heads, r.heads);
     more(c.tile, r.key_width * COLUMNS);
-    more(c.wide, r.gate.out);
+    more(c.wide, r.gate.out_features);
 }
 
 static void find_sequences(RecurrentCall& c, const ForerunRows& rows) {
@@ -109,7 +109,7 @@ FN void rates_of(const ForerunRecurrence& r, const float* steps, float* decays, 
         float step = x > 20.0f ? x : __builtin_log1pf(__builtin_expf(x));
         step = step < r.least_step ? r.least_step : step > r.most_step ? r.most_step : step;
         decays[h] = __builtin_expf(r.rate[h] * step);
-        betas[h] = r.beta.out ? r.beta_scale / (1.0f + __builtin_expf(-betas[h])) : step;
+        betas[h] = r.beta.out_features ? r.beta_scale / (1.0f + __builtin_expf(-betas[h])) : step;
     }
 }
 
@@ -245,7 +245,7 @@ INLINE void multiply_silu(const float* gate, float scale, int64_t n, float* x) {
 
 // Gate and norm of what a row has read, in place.
 FN void gate_row(const ForerunRecurrence& r, const float* gate, float* x) {
-    const int64_t wide = r.gate.out;
+    const int64_t wide = r.gate.out_features;
     if (r.gates_first || !r.norm) multiply_silu(gate, r.gate_scale, wide, x);
     if (!r.norm) return;
     for (int64_t i = 0; i < wide; i += r.norm_width) rms_norm(x + i, r.norm + i, r.norm_eps, r.norm_width, x + i);
@@ -257,50 +257,38 @@ FN void recurrent_rows(const RecurrentCall& c, const ForerunRecurrence& r, const
                        int32_t layer, const Input& in, const Input& out, forerun::Member& member) {
     const int64_t n = rows.num_rows, sequences = (int64_t)c.first.size() - 1, wide = r.channels;
     const bool is_short = r.kind == FORERUN_SHORT_CONVOLUTION;
-    int64_t first, last;
     product_rows(r.mixed, in, n, nullptr, c.raw, member);
     product_rows(r.gate, in, n, nullptr, c.gates, member);
-    if (r.beta.out) product_rows(r.beta, in, n, nullptr, c.betas, member);
-    if (r.decay.out) product_rows(r.decay, in, n, nullptr, c.steps, member);
+    if (r.beta.out_features) product_rows(r.beta, in, n, nullptr, c.betas, member);
+    if (r.decay.out_features) product_rows(r.decay, in, n, nullptr, c.steps, member);
     if (is_short) {
-        member.open(n);
-        while (member.claim(first, last))
+        for (const auto [first, last] : member.parts(n))
             for (int64_t i = first * wide; i < last * wide; i += 16) {
                 const int64_t rest = last * wide - i;
                 put(c.raw + i, f_mul(get(c.raw + i, rest), get(c.betas + i, rest)), rest);
             }
-        member.close();
     }
-    member.open(n);
-    while (member.claim(first, last))
-        for (int64_t t = first; t < last; t++)
-            convolve_row(recalled(c, r, m, rows, layer, rows.sequence[t]), (int32_t)t);
-    member.close();
+    for (const int64_t t : member.each(n))
+        convolve_row(recalled(c, r, m, rows, layer, rows.sequence[t]), (int32_t)t);
     const int64_t parts = is_short ? 0 : (r.value_width + COLUMNS - 1) / COLUMNS, each = r.heads * parts + 1;
     float* tile = c.tiles + member.index() * c.tile;
-    member.open(sequences * each);
-    while (member.claim(first, last))
-        for (int64_t u = first; u < last; u++) {
-            const Recalled q = recalled(c, r, m, rows, layer, u / each);
-            const int64_t head = u % each / (parts ? parts : 1), column = u % each % (parts ? parts : 1) * COLUMNS;
-            if (u % each == each - 1)
-                keep_inputs(q);
-            else if (r.value_width - column > 16)
-                scan_columns<2>(q, head, column, tile, out.x);
-            else
-                scan_columns<1>(q, head, column, tile, out.x);
+    for (const int64_t u : member.each(sequences * each)) {
+        const Recalled q = recalled(c, r, m, rows, layer, u / each);
+        const int64_t head = u % each / (parts ? parts : 1), column = u % each % (parts ? parts : 1) * COLUMNS;
+        if (u % each == each - 1)
+            keep_inputs(q);
+        else if (r.value_width - column > 16)
+            scan_columns<2>(q, head, column, tile, out.x);
+        else
+            scan_columns<1>(q, head, column, tile, out.x);
+    }
+    for (const int64_t t : member.each(n)) {
+        float *x = out.x + t * out.width, *gate = c.gates + t * out.width;
+        if (!is_short) {
+            gate_row(r, gate, x);
+            continue;
         }
-    member.close();
-    member.open(n);
-    while (member.claim(first, last))
-        for (int64_t t = first; t < last; t++) {
-            float *x = out.x + t * out.width, *gate = c.gates + t * out.width;
-            if (!is_short) {
-                gate_row(r, gate, x);
-                continue;
-            }
-            for (int64_t i = 0; i < wide; i += 16)
-                put(x + i, f_mul(get(c.after + t * wide + i, wide - i), get(gate + i, wide - i)), wide - i);
-        }
-    member.close();
+        for (int64_t i = 0; i < wide; i += 16)
+            put(x + i, f_mul(get(c.after + t * wide + i, wide - i), get(gate + i, wide - i)), wide - i);
+    }
 }

@@ -4,34 +4,24 @@
 FN void prepare_rows(const ForerunLinear& w, const Input& in, int64_t n, forerun::Member& member) {
     if (!in.bfloat16 && !in.codes && !in.bytes) return;
     const float limit = forerun::largest_code({&w});
-    int64_t first, last;
-    member.open(n);
-    while (member.claim(first, last))
-        for (int64_t t = first; t < last; t++) prepare(in, t, limit);
-    member.close();
+    for (const int64_t t : member.each(n)) prepare(in, t, limit);
 }
 
 // Norm rows of x into an input's floats, which may be the same, and bring them into bfloat16 or codes up to `limit`, if it
 // has room for them.
 FN void norm_rows(const ForerunModel& m, const float* x, const float* weight, const float* bias, float limit,
                   const Input& in, int64_t n, forerun::Member& member) {
-    int64_t first, last;
-    member.open(n);
-    while (member.claim(first, last))
-        for (int64_t t = first; t < last; t++) {
-            norm_row(m, x + t * in.width, weight, bias, in.width, in.x + t * in.width);
-            prepare(in, t, limit);
-        }
-    member.close();
+    for (const int64_t t : member.each(n)) {
+        norm_row(m, x + t * in.width, weight, bias, in.width, in.x + t * in.width);
+        prepare(in, t, limit);
+    }
 }
 
 // out = residual + product; residual may be null, or out.
 FN void product_rows(const ForerunLinear& w, const Input& in, int64_t n, const float* residual, float* out,
                      forerun::Member& member) {
-    int64_t first, last;
-    member.open((w.out + 15) / 16);
-    while (member.claim(first, last)) linear_blocks(w, in, n, first, last, residual, out, w.out);
-    member.close();
+    for (const auto [first, last] : member.parts((w.out_features + 15) / 16))
+        linear_blocks(w, in, n, first, last, residual, out, w.out_features);
 }
 
 struct LinearCall {
@@ -54,7 +44,7 @@ static void linear(const ForerunLinear* w, const float* x, int64_t n, const floa
     forerun::Workspace& space = forerun::workspace();
     forerun::Team team(threads);
     LinearCall call{w, {}, n, residual, out, &team};
-    forerun::plan_input(space, call.in, n, w->in, {w});
+    forerun::plan_input(space, call.in, n, w->in_features, {w});
     space.allocate();
     call.in.x = const_cast<float*>(x);
     forerun::run_in_parallel(linear_body, &call, threads);
@@ -62,12 +52,10 @@ static void linear(const ForerunLinear* w, const float* x, int64_t n, const floa
 
 // The logits of rows that are normed.
 FN void logit_rows(const ForerunModel& m, const Input& in, int64_t n, float* logits, forerun::Member& member) {
-    const int64_t out = m.head.out;
+    const int64_t out = m.head.out_features;
     product_rows(m.head, in, n, nullptr, logits, member);
     if (!m.logit_scale && !m.logit_softcap) return;
-    int64_t first, last;
-    member.open((out + 255) / 256);
-    while (member.claim(first, last))
+    for (const auto [first, last] : member.parts((out + 255) / 256))
         for (int64_t t = 0; t < n; t++)
             for (int64_t i = first * 256; i < last * 256 && i < out; i += 16) {
                 float* at = logits + t * out + i;
@@ -76,7 +64,6 @@ FN void logit_rows(const ForerunModel& m, const Input& in, int64_t n, float* log
                 if (m.logit_softcap) y = f_softcap(y, m.logit_softcap);
                 put(at, y, out - i);
             }
-    member.close();
 }
 
 struct HeadCall {

@@ -4,7 +4,7 @@
 
 constexpr int64_t TILE_ROWS = 16;
 
-INLINE bool has_tiles(const ForerunLinear& w) { return w.kind == FORERUN_BFLOAT16 && w.in % 32 == 0; }
+INLINE bool has_tiles(const ForerunLinear& w) { return w.kind == FORERUN_BFLOAT16 && w.in_features % 32 == 0; }
 
 // y: [BT][RT * 16][16], sums of RT * 16 rows and one block of each of BT weights, in steps of 32 inputs, each of which adds
 // even and odd inputs apart, then both to the sum.
@@ -39,7 +39,7 @@ INLINE void tile_sums(const uint16_t* w, const uint16_t* other, const uint16_t* 
 struct Block {
     const ForerunLinear* w;
     int64_t at;
-    const uint16_t* pairs() const { return (const uint16_t*)w->packed + at * 16 * (int64_t)w->in; }
+    const uint16_t* pairs() const { return (const uint16_t*)w->packed + at * 16 * (int64_t)w->in_features; }
 };
 
 // The sums of rows from `row` on, of n, for one or two blocks, [blocks][apart][16]; returns how many rows there are. Tiles
@@ -68,7 +68,7 @@ FN void linear_tiles(const ForerunLinear& w, const Input& in, int64_t n, int64_t
             rows = tile_rows(blocks[0], blocks[1], in, row, n, y, apart);
             for (int b = 0; b < 2 && blocks[b].w; b++)
                 for (int64_t r = 0; r < rows; r++) {
-                    const int64_t at = (row + r) * stride + 16 * (block + b), room = w.out - 16 * (block + b);
+                    const int64_t at = (row + r) * stride + 16 * (block + b), room = w.out_features - 16 * (block + b);
                     const F sum = biased(blocks[b], f_load(y + (b * apart + r) * 16));
                     put(out + at, residual ? f_add(get(residual + at, room), sum) : sum, room);
                 }
@@ -83,14 +83,14 @@ FN void gated_tiles(const ForerunLinear& gate, const ForerunLinear& up, int32_t 
     int64_t apart;
     use_tiles(n < TILE_ROWS ? (int)n : (int)TILE_ROWS);
     for (int64_t block = first; block < last; block++) {
-        const Block partner{&up, block}, gates{gate.out ? &gate : nullptr, block};
+        const Block partner{&up, block}, gates{gate.out_features ? &gate : nullptr, block};
         for (int64_t row = 0, rows; row < n; row += rows) {
             rows = tile_rows(partner, gates, in, row, n, y, apart);
             for (int64_t r = 0; r < rows; r++) {
                 const F u = biased(partner, f_load(y + r * 16));
                 const F g = gates.w ? biased(gates, f_load(y + (apart + r) * 16)) : u;
-                put(out + (row + r) * stride + 16 * block, gated(g, u, gate.out, activation, curve, scale),
-                    up.out - 16 * block);
+                put(out + (row + r) * stride + 16 * block, gated(g, u, gate.out_features, activation, curve, scale),
+                    up.out_features - 16 * block);
             }
         }
     }
