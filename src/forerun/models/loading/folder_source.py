@@ -27,10 +27,10 @@ from forerun.models.loading.folder import CONFIG, GENERATION_CONFIG, INDEX, TOKE
 from forerun.models.loading.published import PublishedWeights, check_codes, settings_of
 from forerun.models.loading.published_layouts import COMPUTED, Settings
 from forerun.models.loading.published_names import text_names, turned
-from forerun.models.loading.quantized_layers import LAYOUT, METHOD, Quantization
 from forerun.models.loading.quantized_tensors import QuantizedTensors
-from forerun.models.loading.source import ModelSource
+from forerun.models.loading.source import ModelSource, Quantization
 from forerun.models.loading.transformers_modules import check_sentence_piece, read_tokenizer
+from forerun.models.loading.weight_maker import LAYOUT, METHOD
 from forerun.models.loading.weights import Checkpoint, TensorSlice
 from forerun.utils.foreign_errors import REMEDY, as_load_errors
 from forerun.utils.json_file import Fields
