@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,18 +22,15 @@ from forerun.models.attention.native import PathPlanner
 from forerun.models.attention.reference import ReferenceAttention
 from forerun.models.decoders import cache_dtype_of, served_kind
 from forerun.models.fused.decoder import attentions_of
-from forerun.models.fused.experts import stacked
 from forerun.models.fused.families import refusal, spec_of
 from forerun.models.fused.options import head_shape
 from forerun.models.fused.recurrence import state_layout
-from forerun.models.fused.spec import DecoderSpec
 from forerun.models.general import ATTENTION_NAME
 from forerun.models.loading.configuration import context_length
 from forerun.models.loading.find_source import find_source
 from forerun.models.loading.fused_modules import Numbers, empty_fused
 from forerun.models.loading.transformers_modules import empty_model
-from forerun.models.loading.weight_maker import outer_modules
-from forerun.models.weight_plan import WeightPlan, check_dtype, check_quantization
+from forerun.models.weight_plan import PlannedProduct, WeightPlan, check_dtype, check_quantization
 from forerun.utils.device import resolve_device
 
 # The shapes are those of an empty model of the configuration, which loading compares with the headers of the files.
@@ -45,39 +42,32 @@ _PART = 1 << 27
 """Bytes of the part of a tensor that is held once more while it is converted."""
 
 
-def weight_nbytes(model: Any, plan: WeightPlan, num_outputs: int | None = None) -> tuple[int, int]:
+def weight_nbytes(model: Any, plan: WeightPlan, products: Sequence[PlannedProduct]) -> tuple[int, int]:
     """Return the bytes that a model's weights take once loaded, and at most while loading.
 
     Args:
-        model: of Transformers, as `empty_model` makes it.
-        num_outputs: tokens that the output layer is kept for, in rows beside the embedding's; None for all.
+        model: of Transformers, as `empty_model` makes it. products: of the model.
     """
-    head, *tables = outer_modules(model, plan.is_fused)
-    is_streamed = plan.is_streamed and plan.quantize is not None
-    kept = read = largest = 0
+    stored = {
+        name: each
+        for product in products
+        for names in product.matrices
+        for name, each in zip(names, product.stored, strict=True)
+    }
+    is_made = plan.is_streamed and plan.quantize is not None
+    kept = sum(product.nbytes for product in products)
+    read = largest = 0
     for name, module, parameter in _parameters(model):
-        is_embedding = any(module is table for table in tables) and parameter.dim() == 2
-        is_matrix = (isinstance(module, nn.Linear) or _is_conv(module)) and parameter.dim() == 2
-        if is_embedding:
-            kept += plan.embedding(name, parameter.shape)
-            if head is not None and head.weight is parameter:
-                kept += plan.tied_head(name, parameter.shape, num_outputs)
-        elif is_matrix:
-            shape = parameter.shape[::-1] if _is_conv(module) else parameter.shape  # outputs first
-            if module is head and num_outputs is not None:
-                shape = torch.Size((num_outputs, shape[1]))
-            kept += plan.linear(name, shape, is_outer=module is head)
-        elif isinstance(module, Numbers) and parameter.dim() == 2:
-            kept += parameter.nbytes
-        else:
-            kept += other_nbytes(parameter, plan)
-        is_coded = is_matrix or (is_embedding and plan.is_fused)
-        is_block = is_coded and plan.quantize is None and plan.stored(name) is not None  # packed from the file
-        size = 0 if is_block else _read_nbytes(parameter, plan, is_matrix=is_coded)
+        is_matrix = name in stored
+        if not is_matrix:
+            is_number = isinstance(module, Numbers) and parameter.dim() == 2
+            kept += parameter.nbytes if is_number else other_nbytes(parameter, plan)
+        is_as_stored = is_matrix and plan.quantize is None and stored[name] is not None  # packed from the file
+        size = 0 if is_as_stored else _read_nbytes(parameter, plan, is_matrix=is_matrix)
         largest = max(largest, size)
-        read += 0 if is_streamed and is_coded else size
+        read += 0 if is_made and is_matrix else size
     kept = with_page_ends(kept) if plan.is_native else kept
-    return kept, max(kept, read if not is_streamed else kept + read) + largest + min(largest, _PART)
+    return kept, max(kept, read if not is_made else kept + read) + largest + min(largest, _PART)
 
 
 def other_nbytes(parameter: Tensor, plan: WeightPlan) -> int:
@@ -93,19 +83,6 @@ def _read_nbytes(parameter: Tensor, plan: WeightPlan, *, is_matrix: bool) -> int
     return size * parameter.numel()
 
 
-def experts_nbytes(model: Any, spec: DecoderSpec, plan: WeightPlan) -> tuple[int, int]:
-    """Return the bytes that weights of experts take, and those that a token reads. Arguments as `weight_nbytes`."""
-    if spec.experts is None:
-        return 0, 0
-    names = {name for parts in stacked(spec).values() for each in parts for name in each}
-    taken = sum(
-        plan.linear(name, parameter.shape, is_outer=False)
-        for name, _, parameter in _parameters(model)
-        if name in names and parameter.dim() == 2
-    )
-    return taken, taken * spec.experts.top // spec.experts.count
-
-
 def _parameters(model: Any) -> Iterator[tuple[str, nn.Module, Tensor]]:
     """Yield each parameter once, with its name and the first module that has it."""
     seen: set[int] = set()
@@ -114,10 +91,6 @@ def _parameters(model: Any) -> Iterator[tuple[str, nn.Module, Tensor]]:
             if id(parameter) not in seen:
                 seen.add(id(parameter))
                 yield f"{path}.{name}" if path else name, module, parameter
-
-
-def _is_conv(module: nn.Module) -> bool:
-    return type(module).__name__ == "Conv1D"  # GPT-2's; Transformers' classes are not imported here
 
 
 def step_nbytes(config: Any, dtype: torch.dtype) -> int:
@@ -220,11 +193,14 @@ def model_memory(
     if empty is None:
         empty = empty_model(source.name, source.config(), plan.dtype, ATTENTION_NAME)
     tokens = source.output_tokens(config)
-    kept, loading = weight_nbytes(empty, plan, None if tokens is None else len(tokens))
+    products = plan.products(empty, None if tokens is None else len(tokens))
+    kept, loading = weight_nbytes(empty, plan, products)
     kept += step_nbytes(config, plan.dtype) if plan.is_triton else 0
-    # of other models, all weights are in memory while they are loaded
-    streams = plan.is_native and plan.is_streamed and plan.number_format is not None
-    experts, read = experts_nbytes(empty, spec_of(config), plan) if streams else (0, 0)
+    experts = read = 0
+    if plan.is_native and plan.is_streamed and plan.number_format is not None:
+        # of other models, all weights are in memory while they are loaded
+        experts = sum(product.nbytes for product in products if product.is_expert)
+        read = _read_share(config, experts)
     return ModelMemory(
         name=source.name,
         number_format=plan.number_format or str(plan.dtype).removeprefix("torch."),
@@ -239,6 +215,12 @@ def model_memory(
         experts=experts,
         experts_read=read,
     )
+
+
+def _read_share(config: Any, nbytes: int) -> int:
+    """Return the bytes that a token reads of so many of experts."""
+    shape = spec_of(config).experts
+    return 0 if shape is None else nbytes * shape.top // shape.count
 
 
 def _row_width(config: Any, *, is_fused: bool) -> int:

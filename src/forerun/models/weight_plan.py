@@ -4,10 +4,11 @@ it."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch import nn
 
 from forerun.config import DTYPES, QUANTISATIONS, UNQUANTIZED
 from forerun.errors import ConfigError
@@ -18,10 +19,15 @@ from forerun.kernels.cpu.linear import Form, linear_nbytes
 from forerun.kernels.quantize import MADE_FORMS, QuantizedFormat
 from forerun.kernels.torch.linear import can_pack
 from forerun.kernels.triton.availability import is_triton_selected
+from forerun.models.fused.families import spec_in
+from forerun.models.fused.parts import EXPERT, MIXED
+from forerun.models.fused.spec import SHARED, DecoderSpec
 from forerun.models.loading.source import ModelSource, Quantization
 
 Stored = QuantizedFormat | BlockType | None
 """How the files have a matrix; None: as numbers."""
+_TOGETHER = (("query", "key", "value"), ("gate", "up"), MIXED, SHARED[:2], EXPERT[:2])
+"""Roles that are one product; in native decoders those of MIXED alone."""
 _NATIVE_TYPES = (torch.bfloat16, torch.float32)
 _FLOAT32 = 4
 _PRODUCT = 8
@@ -76,6 +82,35 @@ def library_for(device: torch.device, dtype: torch.dtype) -> Library | None:
     """Return the native library if it computes models of this kind: bfloat16 and float32, their weights quantized or
     not, on the CPU. For float64 it is not even searched for."""
     return native_for(device) if dtype in _NATIVE_TYPES else None
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedProduct:
+    """The matrix of one product of a model, or those of all experts of a layer for it.
+
+    Attributes:
+        matrices: of each matrix, the parameters whose outputs it has, one after another. One parameter may have the
+            outputs of several products.
+        outputs: of each of these parameters. inputs: of the product.
+        stored: how the files have each parameter. kept: how it is kept.
+        nbytes: of all matrices, as they are kept.
+        is_expert: they are of experts.
+    """
+
+    matrices: tuple[tuple[str, ...], ...]
+    outputs: tuple[int, ...]
+    inputs: int
+    stored: tuple[Stored, ...]
+    kept: tuple[Form, ...]
+    nbytes: int
+    is_expert: bool = False
+
+
+def roles_of_products(roles: Sequence[str], *, is_native: bool) -> list[list[str]]:
+    """Return the linear layers of a layer by product: those whose outputs one product has, in order."""
+    together = (MIXED,) if is_native else _TOGETHER
+    groups = (next((group for group in together if role in group), (role,)) for role in roles)
+    return [[role for role in group if role in roles] for group in dict.fromkeys(groups)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,36 +273,114 @@ class WeightPlan:
             return _quantized_nbytes(form, outputs, inputs, is_packed=True)
         return _quantized_nbytes(form, outputs, inputs) + _PRODUCT * outputs * inputs
 
-    def linear(self, name: str, shape: Sequence[int], *, is_outer: bool) -> int:
-        """Return the bytes of a linear layer's weight. shape: outputs, inputs. is_outer: of the output layer or the
-        embedding."""
-        return self.nbytes(self.form(name, is_outer=is_outer), shape)
+    def product(
+        self,
+        matrices: Sequence[Sequence[str]],
+        outputs: Sequence[int],
+        inputs: int,
+        *,
+        is_outer: bool = False,
+        is_expert: bool = False,
+    ) -> PlannedProduct:
+        """Plan a product. Arguments as its attributes; all matrices are kept as the first.
 
-    def embedding(self, name: str, shape: Sequence[int]) -> int:
-        """Return the bytes of the embedding."""
-        form = self.form(name, is_outer=True)
-        if self.is_native:
-            return self.nbytes(form, shape)
-        if self.is_fused and isinstance(form, QuantizedFormat):
-            return _quantized_nbytes(form, *shape)
-        return shape[0] * shape[1] * self.dtype.itemsize
-
-    def tied_head(self, name: str, shape: Sequence[int], num_outputs: int | None = None) -> int:
-        """Return the bytes of an output layer beside the embedding whose weight it shares.
-
-        num_outputs: tokens that the output layer is kept for; None for all.
+        is_outer: it is the output layer or an embedding.
         """
-        if num_outputs is not None:
-            return self.linear(name, (num_outputs, shape[1]), is_outer=True)
+        stored = tuple(self.stored(name) for name in matrices[0])
+        kept = tuple(self.forms(stored, is_outer=is_outer))
+        parts = [(kept[0], sum(outputs))] if len({*kept}) == 1 else zip(kept, outputs, strict=True)
+        nbytes = len(matrices) * sum(self.nbytes(form, (count, inputs)) for form, count in parts)
+        names = tuple(tuple(each) for each in matrices)
+        return PlannedProduct(names, tuple(outputs), inputs, stored, kept, nbytes, is_expert)
+
+    def products(self, model: Any, num_outputs: int | None = None) -> list[PlannedProduct]:
+        """Plan all products of a model.
+
+        Args:
+            model: its modules, of any numbers.
+            num_outputs: tokens that the output layer is kept for, in rows beside the embedding's; None for all.
+        """
+        outer = self._outer_products(model, num_outputs)
+        return outer + (self._layers_products(spec_in(model)) if self.is_fused else self._module_products(model))
+
+    def _layers_products(self, spec: DecoderSpec) -> list[PlannedProduct]:
+        """Plan the products of a fused decoder's layers."""
+        found = []
+        for index, own in enumerate(spec.layers):
+            path, within = f"{spec.base}.{spec.layer_list}.{index}", spec.within(own)
+            groups = roles_of_products(within.roles(own), is_native=self.is_native)
+            count = 1
+            if own.has_experts and spec.experts is not None:
+                groups += roles_of_products(EXPERT, is_native=self.is_native)
+                count = spec.experts.count
+            for roles in groups:
+                is_expert = roles[0] in EXPERT
+                matrices = [
+                    [f"{path}.{within.module(role, expert)}.weight" for role in roles]
+                    for expert in range(count if is_expert else 1)
+                ]
+                sizes = list(map(within.out_features, roles)), within.in_features(roles[0])
+                found.append(self.product(matrices, *sizes, is_expert=is_expert))
+        return found
+
+    def _module_products(self, model: Any) -> list[PlannedProduct]:
+        """Plan the products of Transformers' modules but the output layer: linear layers, each alone."""
+        head, found = model.get_output_embeddings(), []
+        for path, module in model.named_modules():
+            if module is not head and (shape := linear_shape(module)) is not None:
+                found.append(self.product([[f"{path}.weight"]], [shape[0]], shape[1]))
+        return found
+
+    def _outer_products(self, model: Any, num_outputs: int | None) -> list[PlannedProduct]:
+        """Plan embedding and output layer, and in a fused decoder the inputs that tokens give layers."""
+        head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+        named = {module: f"{path}.weight" for path, module in model.named_modules() if module in (head, embedding)}
+        found = []
+        if self.is_fused:
+            spec = spec_in(model)
+            found.append(self._table(named[embedding], embedding.weight.shape))
+            if (inputs := spec.token_inputs) is not None:
+                width = len(spec.layers) * inputs.width
+                found.append(self._table(spec.token_table, (inputs.count, width)))
+                found.append(self.product([[f"{spec.base}.{inputs.product}.weight"]], [width], spec.hidden))
+        if head is None:
+            return found
+        is_tied = head.weight is embedding.weight
+        outputs, width = head.weight.shape
+        name = named[embedding if is_tied and self.is_fused else head]
+        product = self.product([[name]], [outputs if num_outputs is None else num_outputs], width, is_outer=True)
+        if is_tied and num_outputs is None:
+            product = replace(product, nbytes=self._tied_nbytes(product))
+        return [*found, product]
+
+    def _table(self, name: str, shape: Sequence[int]) -> PlannedProduct:
+        """Plan a table of a fused decoder that gives rows."""
+        product = self.product([[name]], [shape[0]], shape[1], is_outer=True)
+        (form,) = product.kept
+        if self.is_native:
+            return product
+        if isinstance(form, QuantizedFormat):
+            return replace(product, nbytes=_quantized_nbytes(form, *shape))
+        return replace(product, nbytes=shape[0] * shape[1] * self.dtype.itemsize)
+
+    def _tied_nbytes(self, head: PlannedProduct) -> int:
+        """Return the bytes of an output layer beside the embedding whose weight it shares."""
         if self.is_native:
             return 0
-        if self.is_triton:
-            return 0 if self.quantize is None else self.linear(name, shape, is_outer=True)
-        if self.quantize is not None:
-            shared = _PRODUCT * shape[0] * shape[1]
-            return shared if self.is_fused else self.linear(name, shape, is_outer=True)
-        is_packed = self.library is not None or can_pack(self.dtype, self.device)
-        return self.linear(name, shape, is_outer=True) if is_packed else 0
+        if self.quantize is None:
+            is_packed = self.library is not None or can_pack(self.dtype, self.device)
+            return head.nbytes if is_packed and not self.is_triton else 0
+        return _PRODUCT * head.outputs[0] * head.inputs if self.is_fused and not self.is_triton else head.nbytes
+
+
+def linear_shape(module: nn.Module) -> tuple[int, int] | None:
+    """Return the outputs and inputs of one of Transformers' linear layers; None of another module."""
+    weight = dict(module.named_parameters(recurse=False)).get("weight")
+    is_conv = type(module).__name__ == "Conv1D"  # GPT-2's; Transformers' classes are not imported here
+    if weight is None or weight.dim() != 2 or not (is_conv or isinstance(module, nn.Linear)):
+        return None
+    outputs, inputs = weight.shape[::-1] if is_conv else weight.shape
+    return outputs, inputs
 
 
 def _as_numbers(name: str) -> Stored:

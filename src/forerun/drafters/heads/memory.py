@@ -85,7 +85,7 @@ def _layers_nbytes(header: HeadHeader, plan: WeightPlan, *, may_share: bool) -> 
     nbytes = 0
     for name, shape in shapes.items():
         if len(shape) == 2:
-            nbytes += plan.linear(name, shape, is_outer=False)
+            nbytes += plan.product([[name]], shape[:1], shape[1]).nbytes
         else:
             nbytes += other_nbytes(torch.empty(shape, dtype=header.dtype, device="meta"), plan)
     is_shared = may_share and plan.library is not None and config.draft_vocab_size == config.vocab_size

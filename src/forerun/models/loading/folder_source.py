@@ -113,7 +113,7 @@ class FolderSource(ModelSource):
         tensors come in the format they are stored in."""
         published, slices = self._published
         if self.quantization() is not None:
-            quantized, others = QuantizedTensors.sort(self._slices(), self.name)
+            quantized, others = self._quantized
             slices = {**others, **dict(quantized.slices(dtype))}
         elif not published.found:
             slices = self._slices()
@@ -137,15 +137,17 @@ class FolderSource(ModelSource):
     def quantized_weight(self, config: Any) -> Callable[[str], QuantizedWeight | None]:
         """Return a function that returns a quantized weight of the files by Transformers' name, with rows in
         Transformers' order, or None if none can be served as stored (`ModelSource.quantized_weight`)."""
-        return super().quantized_weight(config) if self.quantization() is None else self._quantized().read
+        return super().quantized_weight(config) if self.quantization() is None else self._quantized[0].read
 
     def quantized_format(self, config: Any) -> Callable[[str], QuantizedFormat | None]:
         """Return a function that returns the format of a weight of `quantized_weight` by name; no numbers are read
         (`ModelSource.quantized_format`)."""
-        return super().quantized_format(config) if self.quantization() is None else self._quantized().form
+        return super().quantized_format(config) if self.quantization() is None else self._quantized[0].form
 
-    def _quantized(self) -> QuantizedTensors:
-        return QuantizedTensors.sort(self._slices(), self.name)[0]
+    @cached_property
+    def _quantized(self) -> tuple[QuantizedTensors, dict[str, TensorSlice]]:
+        """The weights that forerun has quantized, and the other tensors."""
+        return QuantizedTensors.sort(self._slices(), self.name)
 
     def _slices(self) -> dict[str, TensorSlice]:
         """Return the tensors of the text model by its own names."""

@@ -44,6 +44,7 @@ class GgufSource(ModelSource):
 
     def __init__(self, name: str, path: Path) -> None:
         self.name, self.path = name, path
+        self._packed: tuple[Any, PackedWeights] | None = None  # of the last configuration
 
     @cached_property
     def file(self) -> GgufFile:
@@ -94,7 +95,9 @@ class GgufSource(ModelSource):
     def packed_weights(self, config: Any) -> PackedWeights:
         """Return the packed tensors of the file, by Transformers' names and with rows in Transformers' order; empty if
         weights are not packed (`ModelSource.packed_weights`)."""
-        return PackedWeights(self.file, config)
+        if self._packed is None or self._packed[0] is not config:
+            self._packed = config, PackedWeights(self.file, config)
+        return self._packed[1]
 
     def quantized_weight(self, config: Any) -> Callable[[str], QuantizedWeight | None]:
         """Return a function that returns a quantized weight of the files by Transformers' name, with rows in
