@@ -19,7 +19,7 @@ from forerun.drafters.eagle.config import EagleConfig
 from forerun.drafters.heads.config import StoredHead
 from forerun.drafters.heads.folder import save_head
 from forerun.drafters.mtp.checkpoint_format import read_mtp
-from forerun.engine.memory_plan import MemoryPlan
+from forerun.engine.memory_division import MemoryPlan
 from forerun.errors import ConfigError, DrafterError
 from forerun.kernels.cpu.page_layout import PAGE
 from forerun.models import load_model, load_tokenizer

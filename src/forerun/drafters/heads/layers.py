@@ -20,16 +20,16 @@ from forerun.errors import IncompatibleDrafterError
 from forerun.kernels.cpu.library import Library, LinearStruct
 from forerun.kernels.cpu.linear import NativeLinear
 from forerun.kernels.partition import PathPlan
-from forerun.kernels.quantize import QuantizedWeight, quantize_int4, quantize_int8
+from forerun.kernels.quantize import QuantizedFormat, QuantizedWeight, quantize_int4, quantize_int8
 from forerun.kernels.torch.elementwise import rms_norm
 from forerun.kv_cache import PagePool, SequenceCache
 from forerun.models.attention.base import PackedRows, Planner
 from forerun.models.base import Exactness, LanguageModel, Rows
-from forerun.models.decoders import library_for
 from forerun.models.fused.native import NativeDecoder
 from forerun.models.linear import Linear, Part, make_linear, make_quantized_linear, place
 from forerun.models.model import packed_rows
 from forerun.models.rotation import pair_halves
+from forerun.models.weight_plan import WeightPlan, library_for
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +41,7 @@ class HeadLayers:
         compute: of everything between the products: float64 for a float64 target, else float32.
         takes: what the linear layers take.
         library: the native one, where the target is computed by it.
-        bits: of the weights where the target's are quantized: 4 where it has 4, by which a head's drafts lose next to
-            nothing, and it reads half; None: they are as the head has them.
+        plan: how its weights are kept.
     """
 
     head: StoredHead[HeadConfig]
@@ -51,16 +50,16 @@ class HeadLayers:
     compute: torch.dtype
     takes: torch.dtype
     library: Library | None
-    bits: int | None
+    plan: WeightPlan
 
     @classmethod
     def of(cls, head: StoredHead[HeadConfig], target: LanguageModel) -> HeadLayers:
-        device, dtype, form = target.device, target.dtype, target.quantize
-        bits = None if form is None else 4 if "4" in form else 8
+        device, dtype = target.device, target.dtype
         library = None if target.kernels == REFERENCE else library_for(device, dtype)
+        plan = WeightPlan.of_head(dtype, device, library, target.quantize, is_quantized=bool(head.quantized))
         compute = torch.float64 if dtype == torch.float64 else torch.float32
-        takes = compute if library is not None or bits else dtype
-        return cls(head, device, dtype, compute, takes, library, bits)
+        takes = dtype if library is None and plan.quantize is None else compute
+        return cls(head, device, dtype, compute, takes, library, plan)
 
     def vector(self, name: str) -> Tensor:
         """Return a tensor that is added or multiplied elementwise, in `compute`."""
@@ -97,8 +96,7 @@ class HeadLayers:
         if self.head.d2t is None and (shared := target.output_layer) is not None:
             return shared
         rows = target.output_rows(token_ids)
-        is_quantized = self.library is not None and self.head.quantized
-        return self.product([quantize_int8(rows, "a head") if is_quantized else rows])
+        return self.product([rows if self.plan.target_rows is None else quantize_int8(rows, "a head")])
 
     def multiply(self, linear: Linear, x: Tensor) -> Tensor:
         """Multiply [n, in] -> [n, out] in `compute`, whatever type the layer reads."""
@@ -108,12 +106,14 @@ class HeadLayers:
         """Return one layer whose outputs are those of the parts, [out, in], one after another."""
         bias = None if bias is None else bias.to(self.device, self.takes)
         quantized = [part.to(self.device) for part in parts if isinstance(part, QuantizedWeight)]
-        if len(quantized) == len(parts) and self.bits != 4:
+        stored = [part.form if isinstance(part, QuantizedWeight) else None for part in parts]
+        form, *others = self.plan.forms(stored)
+        if [form, *others] == stored:
             return make_quantized_linear(quantized, bias)
         numbers = [part.dequantize(self.compute) if isinstance(part, QuantizedWeight) else part for part in parts]
         joined = torch.cat([part.to(self.device, self.compute) for part in numbers])
-        if self.bits:
-            quantize = quantize_int4 if self.bits == 4 else quantize_int8
+        if isinstance(form, QuantizedFormat):
+            quantize = quantize_int4 if form.bits == 4 else quantize_int8
             return make_quantized_linear([quantize(joined, "a head")], bias)
         joined = joined.to(self.dtype)
         return make_linear(joined, bias) if self.library is None else NativeLinear(self.library, joined, bias)
