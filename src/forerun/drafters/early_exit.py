@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from forerun.drafters.base import Binding, NamedModel, Traits
-from forerun.drafters.draft_model.cache import DraftState
-from forerun.drafters.draft_model.chain import DraftModel
-from forerun.drafters.draft_model.growing_chain import GrowingChain
+from forerun.drafters.draft_model.chain import ChainDrafter
+from forerun.drafters.growth.growing_chain import GrowingChain
+from forerun.drafters.models.state import DraftState
 from forerun.errors import ConfigError, DrafterError, IncompatibleDrafterError
 from forerun.models import Forward, Model, Rows
 from forerun.types import Cache, Draft, Sequence
@@ -27,7 +27,7 @@ _SHARE = 0.25
 """Share of the target's layers that draft, unless a number is given."""
 
 
-class EarlyExit(DraftModel):
+class EarlyExit(ChainDrafter):
     """Drafts chains with the target's first layers. Their tokens are picked as a draft model's are.
 
     Args:

@@ -15,7 +15,7 @@ from random import Random
 
 from forerun.config import MAX_NUM_DRAFT_TOKENS
 from forerun.drafters.base import Binding, OneByOne, Traits
-from forerun.drafters.ranked_tree import Child, RankedTree, best_tree
+from forerun.drafters.growth.ranked_tree import Child, RankedTree, best_tree
 from forerun.errors import ConfigError
 from forerun.speculation import Rates
 from forerun.types import Draft, Needs, Sequence, Step

@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from forerun.drafters.base import Binding, OneByOne, Traits
-from forerun.drafters.ranked_tree import Child, RankedTree, best_tree
+from forerun.drafters.growth.ranked_tree import Child, RankedTree, best_tree
 from forerun.errors import ConfigError, DrafterError, IncompatibleDrafterError
 from forerun.speculation import Rates
 from forerun.types import Draft, Needs, Sequence, Step

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from forerun.drafters.block.config import BlockConfig
 from forerun.drafters.block.model import BlockInput, BlockModel
-from forerun.drafters.draft_model.chain import DraftModel
-from forerun.drafters.draft_model.growing_chain import GrowingChain, Picking, end_chains
+from forerun.drafters.draft_model.chain import ChainDrafter
+from forerun.drafters.growth.growing_chain import GrowingChain, Picking, end_chains
 from forerun.drafters.heads.config import HeadConfig, StoredHead
 from forerun.drafters.heads.drafter import FusingHeadDrafter, HeadState, pair_ids
 from forerun.models import LanguageModel, Rows
@@ -24,7 +24,7 @@ _CAPPED = (
 )
 
 
-class Block(FusingHeadDrafter, DraftModel):
+class Block(FusingHeadDrafter, ChainDrafter):
     """Drafts chains with a head that reads the target's hidden states, all tokens in one pass. They are drawn from left
     to right, since the distribution of each may depend on the token before it.
 

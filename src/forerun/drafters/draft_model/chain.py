@@ -14,14 +14,14 @@ from torch import Tensor
 
 from forerun.config import PREFILL_CHUNK
 from forerun.drafters.draft_model.base import ModelDrafter
-from forerun.drafters.draft_model.growing_chain import Confidence, GrowingChain, Picking, end_chains, picking_of
+from forerun.drafters.growth.growing_chain import Confidence, GrowingChain, Picking, end_chains, picking_of
 from forerun.models import LanguageModel, Rows
 from forerun.models.draft_session import DraftSession, Pick
 from forerun.sampling import draw_tokens, row_argmax
 from forerun.types import Draft, Sequence
 
 
-class DraftModel(ModelDrafter):
+class ChainDrafter(ModelDrafter):
     """Drafts chains with a causal language model that shares the target's vocabulary.
 
     Given a minimum acceptance probability, a chain ends where the probability that all of it is accepted, as measured

@@ -9,10 +9,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from forerun.drafters.draft_model.chain import DraftModel
-from forerun.drafters.draft_model.tree import MIN_GAIN, WIDTH, DraftTree
+from forerun.drafters.draft_model.chain import ChainDrafter
+from forerun.drafters.draft_model.tree import TreeDrafter
 from forerun.drafters.eagle.config import EagleConfig
 from forerun.drafters.eagle.model import EagleModel
+from forerun.drafters.growth.tree import MIN_GAIN, WIDTH
 from forerun.drafters.heads.config import HeadConfig, StoredHead
 from forerun.drafters.heads.drafter import FusingHeadDrafter, HeadState, pair_ids
 from forerun.models import Forward, LanguageModel, Rows
@@ -56,7 +57,7 @@ class EagleDrafter(FusingHeadDrafter):
         return result
 
 
-class Eagle(EagleDrafter, DraftModel):
+class Eagle(EagleDrafter, ChainDrafter):
     """Drafts chains with a head that reads the target's hidden states. Its tokens are picked as a draft model's are.
 
     Args:
@@ -67,7 +68,7 @@ class Eagle(EagleDrafter, DraftModel):
         super().__init__(model)
 
 
-class EagleTree(EagleDrafter, DraftTree):
+class EagleTree(EagleDrafter, TreeDrafter):
     """Drafts trees with a head that reads the target's hidden states. They grow as a draft model's do.
 
     Args:
@@ -90,5 +91,5 @@ class EagleTree(EagleDrafter, DraftTree):
         width: int = WIDTH,
         min_gain: float = MIN_GAIN,
     ) -> None:
-        DraftTree.__init__(self, None, shape, drawn, width=width, min_gain=min_gain)
+        TreeDrafter.__init__(self, None, shape, drawn, width=width, min_gain=min_gain)
         self._read_head(model)

@@ -13,11 +13,11 @@ from torch import Tensor
 
 from forerun.drafters.base import Binding, NamedModel, recorded_acceptance
 from forerun.drafters.draft_model.base import ModelDrafter
-from forerun.drafters.draft_model.cache import DraftState
 from forerun.drafters.heads.config import HeadConfig, StoredHead
 from forerun.drafters.heads.fingerprint import check_target
 from forerun.drafters.heads.folder import load_head, shipped_head
 from forerun.drafters.heads.layers import FusingHeadModel, HeadModel
+from forerun.drafters.models.state import DraftState
 from forerun.drafters.registry import shipped_folder
 from forerun.errors import ConfigError, DrafterError, IncompatibleDrafterError, OutOfPagesError, UnsupportedModelError
 from forerun.models import Forward, LanguageModel, Model, Rows, number_format

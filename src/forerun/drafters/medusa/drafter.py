@@ -16,14 +16,15 @@ import torch
 from torch import Tensor
 
 from forerun.drafters.base import Binding
-from forerun.drafters.draft_model.cache import DraftState
-from forerun.drafters.draft_model.chain import DraftModel
-from forerun.drafters.draft_model.growing_chain import GrowingChain, Picking, picking_of
-from forerun.drafters.draft_model.tree import MIN_GAIN, WIDTH, DraftTree, GrowingTree
+from forerun.drafters.draft_model.chain import ChainDrafter
+from forerun.drafters.draft_model.tree import TreeDrafter
+from forerun.drafters.growth.growing_chain import GrowingChain, Picking, picking_of
+from forerun.drafters.growth.tree import MIN_GAIN, WIDTH, GrowingTree
 from forerun.drafters.heads.config import HeadConfig, StoredHead
 from forerun.drafters.heads.drafter import HeadDrafter
 from forerun.drafters.medusa.config import MedusaConfig
 from forerun.drafters.medusa.model import MedusaModel, PathCache
+from forerun.drafters.models.state import DraftState
 from forerun.models import Forward, LanguageModel, Rows
 from forerun.sampling import row_argmax
 from forerun.types import Draft, Sequence, Step
@@ -129,7 +130,7 @@ _PRIOR_WEIGHT = 16.0
 """Trials that a stored accuracy counts as, beside those of the running engine, of which about the last fifty count."""
 
 
-class Medusa(MedusaDrafter, DraftModel):
+class Medusa(MedusaDrafter, ChainDrafter):
     """Drafts chains with heads that read the target's last state, all tokens in one pass.
 
     They draft no more tokens than there are heads.
@@ -158,7 +159,7 @@ class Medusa(MedusaDrafter, DraftModel):
             at += state.path_cache.num_heads
 
 
-class MedusaTree(MedusaDrafter, DraftTree):
+class MedusaTree(MedusaDrafter, TreeDrafter):
     """Drafts trees with heads that read the target's last state.
 
     A static tree has the shape that is best by the accuracies stored with the heads, and by those measured since.
@@ -183,7 +184,7 @@ class MedusaTree(MedusaDrafter, DraftTree):
         width: int = WIDTH,
         min_gain: float = MIN_GAIN,
     ) -> None:
-        DraftTree.__init__(self, None, shape, drawn, width=width, min_gain=min_gain)
+        TreeDrafter.__init__(self, None, shape, drawn, width=width, min_gain=min_gain)
         self._read_head(model)
 
     def bind(self, binding: Binding) -> None:
@@ -224,7 +225,7 @@ class MedusaTree(MedusaDrafter, DraftTree):
             self._plant(each, max_nodes, min_acceptance_prob)
             for each, max_nodes in zip(sequences, num_draft_tokens, strict=True)
         ]
-        growing = [tree for tree in trees if tree.growth.frontier]
+        growing = [tree for tree in trees if tree.expansion.frontier]
         if growing:
             states = [self._states[tree.state.sequence] for tree in growing]
             for state in states:
@@ -252,7 +253,7 @@ class MedusaTree(MedusaDrafter, DraftTree):
 
 def _grow(tree: GrowingTree, ranked: Seq[list[tuple[int, float]]]) -> None:
     """Grow a tree to its end. ranked: by depth, the candidates, best first."""
-    while tree.growth.frontier:
+    while tree.expansion.frontier:
         children = ranked[tree.depth]
-        tree.growth.expand([children[: tree.growth.wanted(node)] for node in tree.growth.frontier])
+        tree.expansion.expand([children[: tree.expansion.wanted(node)] for node in tree.expansion.frontier])
         tree.depth += 1

@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from forerun.drafters.base import Binding, NamedModel
-from forerun.drafters.draft_model.chain import DraftModel
+from forerun.drafters.draft_model.chain import ChainDrafter
 from forerun.drafters.eagle.config import EagleConfig
 from forerun.drafters.eagle.drafter import EagleDrafter
 from forerun.drafters.eagle.model import EagleModel
@@ -32,7 +32,7 @@ from forerun.types import Draft, Sequence, Step
 _log = logging.getLogger(__name__)
 
 
-class Mtp(EagleDrafter, DraftModel):
+class Mtp(EagleDrafter, ChainDrafter):
     """Drafts chains with the MTP layer of the target's checkpoint, applied again and again.
 
     Where the checkpoint has such layers in a form that is not supported, a warning is logged once, and nothing is

@@ -15,7 +15,7 @@ import numpy as np
 
 from forerun.config import BUNDLED_INDEX
 from forerun.drafters.base import Binding, OneByOne, Traits
-from forerun.drafters.ranked_tree import RankedTree
+from forerun.drafters.growth.ranked_tree import RankedTree
 from forerun.drafters.rest.index import ContinuationTree, Index, best_nodes
 from forerun.drafters.rest.index_file import IndexHeader
 from forerun.errors import ConfigError, DrafterError, IncompatibleDrafterError
