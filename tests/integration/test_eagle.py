@@ -64,7 +64,7 @@ class Watched(Eagle):
 
     def start(self, sequence: Any) -> None:
         super().start(sequence)
-        self.taken.append(self._states[sequence].cache.length)
+        self.taken.append(self.drafting_model.states[sequence].cache.length)
 
     def draft(self, sequences: Any, num_draft_tokens: Any, min_acceptance_prob: float = 0.0) -> list[Draft]:
         drafts = super().draft(sequences, num_draft_tokens, min_acceptance_prob)
@@ -113,7 +113,7 @@ def test_choices_share_the_rows_of_their_prompt(family_folder: Callable[[str], A
     target = load_model(family_folder("llama"), "bfloat16")
     prompt = torch.randint(0, VOCAB, (PAGE + 40,), generator=torch.Generator().manual_seed(1)).tolist()
     eagle = Watched(random_head(target, seed=2))
-    eagle._prefill_policy._overall_share = 1.0  # others draft
+    eagle.drafting_model._prefill_policy._overall_share = 1.0  # others draft
     llm = LLM(target, eagle, num_draft_tokens=4)
     params = replace(GREEDY, temperature=1.0, seed=7, n=3)
     plain: Any = LLM(target, None, prefix_reuse="off").generate(prompt, params)

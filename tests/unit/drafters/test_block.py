@@ -16,7 +16,7 @@ from forerun.drafters import Binding
 from forerun.drafters.block.layers import PairLayers
 from forerun.drafters.block.model import BlockModel
 from forerun.drafters.heads.config import StoredHead
-from forerun.drafters.heads.drafter import HeadState
+from forerun.drafters.heads.drafting import HeadState
 from forerun.drafters.heads.fingerprint import target_fingerprint
 from forerun.drafters.heads.folder import save_head
 from forerun.errors import DrafterError, IncompatibleDrafterError, UnsupportedModelError

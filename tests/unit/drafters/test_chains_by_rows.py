@@ -10,7 +10,6 @@ from families import make_family
 from forerun import DraftModel, SamplingParams
 from forerun.drafters import Binding
 from forerun.drafters.base import Drafter
-from forerun.drafters.draft_model.chain import ChainDrafter
 from forerun.drafters.eagle.drafter import Eagle
 from forerun.drafters.eagle.model import EagleModel
 from forerun.drafters.models.base import DraftingModel
@@ -92,7 +91,6 @@ def test_drafts_are_the_same(
     by_rows = drafts(made(), target, params, min_acceptance_prob)
     assert len(advanced) > 6
     monkeypatch.setattr(DraftingModel, "draft_session", lambda *_: None)
-    monkeypatch.setattr(ChainDrafter, "_draft_session", lambda *_: None)
     advanced.clear()
     by_forwards = drafts(made(), target, params, min_acceptance_prob)
     assert by_rows == by_forwards and not advanced

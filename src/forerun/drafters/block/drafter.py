@@ -14,7 +14,8 @@ from forerun.drafters.block.model import BlockInput, BlockModel
 from forerun.drafters.draft_model.chain import ChainDrafter
 from forerun.drafters.growth.growing_chain import GrowingChain, Picking, end_chains
 from forerun.drafters.heads.config import HeadConfig, StoredHead
-from forerun.drafters.heads.drafter import FusingHeadDrafter, HeadState, pair_ids
+from forerun.drafters.heads.drafter import FusingHeadDrafter
+from forerun.drafters.heads.drafting import HeadState, pair_ids
 from forerun.models import LanguageModel, Rows
 from forerun.types import Sequence
 

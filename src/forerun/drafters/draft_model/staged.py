@@ -135,7 +135,7 @@ def _inner(drafter: str | Drafter) -> tuple[Drafter, int | None]:
             "the draft model is its target. Take one that reads text, such as prompt-lookup, or another draft model."
         )
     inner, num_draft_tokens = build_drafter(drafter)
-    if isinstance(inner, HeadDrafter):
+    if isinstance(inner, HeadDrafter) or (isinstance(inner, ModelDrafter) and inner.drafting_model.reads_states):
         raise DrafterError(
             f"The inner drafter, {type(inner).__name__}, reads the target's hidden states, and here the draft model is "
             "its target. Take one that reads text, such as prompt-lookup."

@@ -213,7 +213,8 @@ def check_sizes(config: HeadConfig, target: LanguageModel, name: str) -> int:
 
 
 class HeadModel(LanguageModel):
-    """A head over its target, as a language model whose rows need a state beside the token (`Rows.states`).
+    """A head over its target, as a language model whose rows need a state beside the token (`Rows.states`), and what
+    its columns are (`Columns`).
 
     `Forward.logits` are [R, draft_vocab_size], of the tokens that the head can propose: `widened` gives them the
     target's width.
@@ -250,8 +251,21 @@ class HeadModel(LanguageModel):
         self.proposes_all = head.d2t is None
         self._listed: list[int] = [] if self.proposes_all else self.token_ids.tolist()
 
-    def names(self, columns: list[int]) -> list[int]:
+    @property
+    def num_columns(self) -> int:
+        """Return how many columns the logits have."""
+        return len(self.token_ids)
+
+    def named(self, columns: Tensor) -> Tensor:
         """Return the target's tokens of columns of the logits."""
+        return self.token_ids[columns]
+
+    def readable(self, token_ids: list[int]) -> list[int]:
+        """Return the tokens: a head reads its target's."""
+        return token_ids
+
+    def names(self, columns: list[int]) -> list[int]:
+        """Return the target's tokens of columns of the logits, as a list."""
         return columns if self.proposes_all else [self._listed[column] for column in columns]
 
     def widened(self, logits: Tensor) -> Tensor:
