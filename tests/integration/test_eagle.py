@@ -11,6 +11,7 @@ import torch
 
 from families import VOCAB
 from forerun import LLM, Eagle, EagleTree, Hybrid, Suffix
+from forerun.drafters.growth.chain import ChainGrowth
 from forerun.drafters.heads.config import StoredHead
 from forerun.kernels.cpu.page_layout import PAGE
 from forerun.models import Model, load_model
@@ -149,11 +150,11 @@ def test_many_samples(method: str) -> None:
 
 
 def test_another_law_than_the_one_drawn_from_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    pick = Eagle._pick
+    pick = ChainGrowth._pick
 
     def picked(self: Any, *rest: Any) -> Any:
         probs, tokens = pick(self, *rest)
         return (1 + probs) / (1 + probs).sum(-1, keepdim=True), tokens
 
-    monkeypatch.setattr(Eagle, "_pick", picked)
+    monkeypatch.setattr(ChainGrowth, "_pick", picked)
     assert draws("chain", 1_000) < 1e-6
