@@ -18,7 +18,6 @@ from forerun.drafters.base import Binding, Drafter, NamedModel, Traits
 from forerun.drafters.build import build_drafter
 from forerun.drafters.growth.chain import ChainGrowth
 from forerun.drafters.growth.growing_chain import GrowingChain
-from forerun.drafters.heads.drafter import HeadDrafter
 from forerun.drafters.model_drafter import ModelDrafter
 from forerun.drafters.models.draft_model import draft_model
 from forerun.drafters.registry import DRAFTERS
@@ -135,7 +134,7 @@ def _inner(drafter: str | Drafter) -> tuple[Drafter, int | None]:
             "the draft model is its target. Take one that reads text, such as prompt-lookup, or another draft model."
         )
     inner, num_draft_tokens = build_drafter(drafter)
-    if isinstance(inner, HeadDrafter) or (isinstance(inner, ModelDrafter) and inner.drafting_model.reads_states):
+    if isinstance(inner, ModelDrafter) and inner.drafting_model.reads_states:
         raise DrafterError(
             f"The inner drafter, {type(inner).__name__}, reads the target's hidden states, and here the draft model is "
             "its target. Take one that reads text, such as prompt-lookup."
