@@ -195,7 +195,7 @@ class Recycling(OneByOne):
     @property
     def traits(self) -> Traits:
         options = f"width={self._width} share={self._share} learn_prompt={self._needs.prompt_rows}"
-        return Traits((type(self).__name__, options), estimates=True, can_sleep=True, learns=True)
+        return Traits(("Recycling", options), estimates=True, can_sleep=True, learns=True)
 
     def bind(self, binding: Binding) -> None:
         """Read the saved matrix. Raises DrafterError if it cannot be read or was saved for another vocabulary."""

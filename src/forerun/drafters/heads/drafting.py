@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from forerun.drafters.heads.layers import FusingHeadModel
+from forerun.drafters.heads.layers import HeadModel
 from forerun.drafters.heads.source import HeadSource
 from forerun.drafters.models.base import DraftingModel
 from forerun.drafters.models.state import DraftState
@@ -153,7 +153,7 @@ class HeadState(DraftState):
         self.last_fused = self.next_token - 2 + len(fused), fused[-1]
 
     def before_last(self, fuse: Callable[[Tensor], Tensor]) -> Tensor:
-        """Return [S] the fused state of the token before the last committed one. fuse: `FusingHeadModel.fuse`."""
+        """Return [S] the fused state of the token before the last committed one. fuse: `HeadModel.fuse`."""
         position = len(self.sequence.token_ids) - 2
         if self.last_fused is None or self.last_fused[0] != position:
             states, first = self.target_states, position - self.states_start
@@ -178,7 +178,7 @@ class HeadState(DraftState):
 
 
 class FusingHead(DraftingModel[HeadState]):
-    """A head with a row for each token but the last, which reads the target's fused states (`FusingHeadModel.fuse`).
+    """A head with a row for each token but the last, which reads the target's fused states (`HeadModel.fuse`).
     The states of each step are kept until the rows that read them are fed."""
 
     reads_states = True
@@ -221,7 +221,7 @@ class FusingHead(DraftingModel[HeadState]):
         if not states:
             return iter(())
         model = self.model
-        assert isinstance(model, FusingHeadModel)
+        assert isinstance(model, HeadModel)
         return iter(torch.split(model.fuse(torch.cat(list(states))), [len(part) for part in states]))
 
 
