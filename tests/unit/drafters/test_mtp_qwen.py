@@ -154,7 +154,7 @@ class Watched(Mtp):
 
     def start(self, sequence: Sequence) -> None:
         super().start(sequence)
-        self.taken.append(self._states[sequence].cache.length)
+        self.taken.append(self.drafting_model.states[sequence].cache.length)
 
     def draft(self, sequences: Any, num_draft_tokens: Any, min_acceptance_prob: float = 0.0) -> list[Draft]:
         drafts = super().draft(sequences, num_draft_tokens, min_acceptance_prob)
