@@ -13,19 +13,24 @@ from torch import Tensor, nn
 from forerun.config import AUTO, DEFAULT_DTYPE, UNQUANTIZED
 from forerun.errors import UnsupportedModelError
 from forerun.kernels.block_weight import BlockType
+from forerun.kernels.cpu import is_triton_selected
 from forerun.kernels.cpu.library import Library
 from forerun.kernels.cpu.linear import linear_nbytes, with_page_ends
 from forerun.kernels.partition import AttentionShape
 from forerun.kernels.quantize import QuantizedFormat
 from forerun.kernels.torch.linear import can_pack
-from forerun.kernels.triton.availability import is_triton_selected
-from forerun.kernels.triton.product_cut import Cut
-from forerun.kernels.triton.step_arrays import HEAD_ROWS, MAX_ROWS, TILE, Capacity
 from forerun.kv_cache.recurrent_state import StateMaker
 from forerun.models.attention.base import LayerAttention, Planner
 from forerun.models.attention.native import PathPlanner
 from forerun.models.attention.reference import ReferenceAttention
-from forerun.models.decoders import cache_dtype_of, library_for, mixture_as_stored, multiplies_floats, served_kind
+from forerun.models.decoders import (
+    cache_dtype_of,
+    library_for,
+    mixture_as_stored,
+    multiplies_floats,
+    served_kind,
+    triton_backend,
+)
 from forerun.models.fused.decoder import attentions_of
 from forerun.models.fused.experts import stacked
 from forerun.models.fused.families import refusal, spec_of
@@ -211,28 +216,6 @@ def _quantized_nbytes(form: QuantizedFormat, shape: torch.Size, *, is_packed: bo
     return values + 2 * groups * (2 if form.has_minimum else 1)
 
 
-def step_nbytes(config: Any, dtype: torch.dtype) -> int:
-    """Return the bytes of the memory that a Triton step computes in (`triton_layers.TritonStep`), and of the rotations.
-
-    Args:
-        config: of Transformers, of the Llama family. dtype: of everything that is not quantized.
-    """
-    heads, kv_heads, width = head_shape(config)
-    hidden: int = config.hidden_size
-    intermediate: int = config.intermediate_size
-    vocab: int = config.vocab_size
-    reach = context_length(config) + MAX_ROWS
-    capacity = Capacity.of(reach, max(1, TILE // (heads // kv_heads)))
-    shapes = [((heads + 2 * kv_heads) * width, hidden), (hidden, heads * width), (2 * intermediate, hidden)]
-    shapes.append((hidden, intermediate))
-    sums: int = max(MAX_ROWS * out * Cut.of(out, size, dtype.itemsize).splits for out, size in shapes)
-    sums = max(sums, HEAD_ROWS * vocab * Cut.of(vocab, hidden, dtype.itemsize).splits)
-    floats = sums + MAX_ROWS * hidden + HEAD_ROWS * (hidden + vocab)
-    floats += capacity.items * kv_heads * TILE * (width + 2)
-    narrow = MAX_ROWS * (hidden + 2 * heads * width + intermediate)
-    return _FLOAT32 * (floats + reach * width) + dtype.itemsize * narrow + 8 * capacity.words
-
-
 @dataclass(frozen=True, slots=True)
 class ModelMemory:
     """The memory that one model takes.
@@ -317,7 +300,7 @@ def model_memory(
     storage = WeightStorage(served, target_device, is_fused, library, quantization, stored, has_adapter, is_triton)
     tokens = source.output_tokens(config)
     kept, loading = weight_nbytes(empty, storage, None if tokens is None else len(tokens))
-    kept += step_nbytes(config, served) if is_triton else 0
+    kept += triton_backend().step_nbytes(config, served) if is_triton else 0
     # of other models, all weights are in memory while they are loaded
     streams = storage.is_native and not has_adapter and (quantization or mixture) is not None
     experts, read = experts_nbytes(empty, spec_of(config), storage) if streams else (0, 0)
@@ -383,7 +366,8 @@ def _planner(config: Any, storage: WeightStorage, cache_dtype: torch.dtype) -> P
         spec = spec_of(config)
         layers, states = attentions_of(spec), state_layout(spec)
     if storage.is_triton or storage.library is not None:
-        planner: Planner = PathPlanner(layers, cache_dtype, storage.device if storage.is_triton else None)
+        device_pages = triton_backend().page_layout(layers, cache_dtype, storage.device) if storage.is_triton else None
+        planner: Planner = PathPlanner(layers, cache_dtype, device_pages)
     else:
         planner = ReferenceAttention(storage.dtype).planner(layers, storage.device)
     if states is not None:

@@ -14,8 +14,8 @@ import torch
 
 from forerun.config import AUTO, DEFAULT_DTYPE, DTYPES, NATIVE, QUANTISATIONS, REFERENCE, TRITON, UNQUANTIZED
 from forerun.errors import ConfigError, ModelLoadError, UnsupportedModelError
+from forerun.kernels.cpu import is_triton_selected
 from forerun.kernels.cpu.linear import experts_in
-from forerun.kernels.triton.availability import is_triton_selected
 from forerun.models.decoders import Kind, library_for, make_decoder, mixture_as_stored, served_kind
 from forerun.models.fused.families import refusal
 from forerun.models.fused.recurrent_families import TILED

@@ -18,11 +18,11 @@ from torch import Tensor, nn
 from forerun.config import QUANTISATIONS, UNQUANTIZED
 from forerun.errors import ConfigError, ModelLoadError
 from forerun.kernels.block_weight import BlockWeight
+from forerun.kernels.cpu import is_triton_selected
 from forerun.kernels.cpu.library import Library
 from forerun.kernels.cpu.linear import NativeLinear
 from forerun.kernels.quantize import MADE_FORMS, QuantizedFormat, QuantizedWeight, quantize_int4, quantize_int8
 from forerun.kernels.torch.quantized_linear import QuantizedEmbedding
-from forerun.kernels.triton.availability import is_triton_selected
 from forerun.models.fused.experts import apart
 from forerun.models.fused.families import spec_of
 from forerun.models.linear import Linear, Part, make_quantized_linear
