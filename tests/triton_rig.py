@@ -21,6 +21,7 @@ from forerun.kv_cache import PagedCache
 from forerun.models.attention.base import LayerAttention
 from forerun.models.attention.native import PathPlanner
 from forerun.models.base import Rows
+from forerun.models.fused.triton_backend import page_layout
 from forerun.models.model import lay_out
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -89,8 +90,8 @@ class Attending:
         self.form, self.heads, self.width = AttentionShape(width**-0.5, window), heads, width
         group = heads[0] // heads[1]
         self.tile_rows = TILE // group
-        layer = LayerAttention(heads[1], group, width, width, self.form)
-        self.planner = PathPlanner([layer] * 2, dtype, DEVICE)
+        layers = [LayerAttention(heads[1], group, width, width, self.form)] * 2
+        self.planner = PathPlanner(layers, dtype, page_layout(layers, dtype, DEVICE))
         self.base = self.planner.layout.new_page()
         self.tables = RotationTables(*(drawn(2048, width // 2, seed=seed) for seed in (7, 8)))
         self.capacity = Capacity.of(1024, self.tile_rows)

@@ -145,7 +145,7 @@ def test_pages_are_published_adopted_forked_and_truncated(tmp_path: Path, monkey
 
 def test_the_memory_of_a_step_is_what_was_planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from forerun.models.fused.triton import TritonDecoder
-    from forerun.models.memory_plan import step_nbytes
+    from forerun.models.fused.triton_backend import step_nbytes
 
     folder = make_family("llama", tmp_path)
     decoder = loaded(folder, "triton", torch.float32, monkeypatch).decoder

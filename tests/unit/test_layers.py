@@ -76,6 +76,27 @@ def test_imports_go_down() -> None:
     assert found == {}
 
 
+TRITON = (
+    "forerun.kernels.triton",
+    *(f"forerun.models.fused.{name}" for name in ("triton", "triton_backend", "triton_layers", "cuda_graphs")),
+)
+"""What has not yet run on a GPU: these modules compute by Triton kernels."""
+
+
+def test_one_line_finds_the_triton_kernels() -> None:
+    finding = []
+    for path in sorted(SRC.rglob("*.py")):
+        parts = path.relative_to(SRC).with_suffix("").parts
+        name = ".".join(["forerun", *parts])
+        if name.startswith(TRITON):
+            continue
+        source = path.read_text(encoding="utf-8")
+        imported = list(imports(source, ".".join(["forerun", *parts[:-1]])))
+        assert not any(each.startswith((*TRITON, "triton")) for each in imported), name
+        finding += [name] * sum(source.count(f'"{module}') for module in TRITON[:2])
+    assert finding == ["forerun.models.decoders"]
+
+
 def test_the_core_does_not_load_train_and_lab() -> None:
     """What `LLM` and the server import, all of the core's modules, holds nothing of train and lab."""
     apart = ("forerun.train", "forerun.lab", "forerun.cli", "forerun.integrations")

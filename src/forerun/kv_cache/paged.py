@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from forerun.kernels.cpu.page_layout import PAGE, PageLayout
-from forerun.kernels.triton.page_layout import DevicePageLayout
 from forerun.kv_cache.page_pool import PagePool
 from forerun.kv_cache.prefix_tree import Page
 from forerun.kv_cache.recurrent_state import RecurrentState, Saved
@@ -35,9 +34,7 @@ class PagedCache(SequenceCache):
         state: of recurrent layers, of the sequence before its first token.
     """
 
-    def __init__(
-        self, pool: PagePool, layout: PageLayout | DevicePageLayout, state: RecurrentState | None = None
-    ) -> None:
+    def __init__(self, pool: PagePool, layout: PageLayout, state: RecurrentState | None = None) -> None:
         super().__init__(pool, layout.shapes, layout.dtype, state)
         self.pages: list[Tensor] = []
         self.addresses: NDArray[np.uint64] = np.empty(0, np.uint64)

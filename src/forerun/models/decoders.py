@@ -8,15 +8,16 @@ their attention through its attention interface.
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from importlib import import_module
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from forerun.config import AUTO, KERNELS_VARIABLE, KV_CACHE_DTYPES, TRITON
 from forerun.errors import ConfigError, UnsupportedModelError
+from forerun.kernels.cpu import is_triton_selected
 from forerun.kernels.cpu.linear import NativeLinear
-from forerun.kernels.triton.availability import check_device, is_triton_selected
 from forerun.models.attention.native import NativeAttention
 from forerun.models.fused.decoder import FusedDecoder
 from forerun.models.fused.families import refusal, spec_of
@@ -29,9 +30,6 @@ from forerun.models.loading.source import ModelSource
 from forerun.models.loading.weight_maker import WeightMaker
 from forerun.models.model import Decoder
 from forerun.models.weight_plan import WeightPlan, library_for
-
-if TYPE_CHECKING:
-    from forerun.models.fused.triton import TritonDecoder
 
 Kind = Literal["auto", "fused", "general"]
 
@@ -127,13 +125,17 @@ def make_decoder(
     return GeneralDecoder(hf, made, NativeAttention(plan.library, plan.dtype, cache_dtype))
 
 
-def _by_triton(hf: Any, plan: WeightPlan, maker: WeightMaker | None, output_tokens: Tensor | None) -> TritonDecoder:
-    check_device(hf.device, plan.dtype)
+def _by_triton(hf: Any, plan: WeightPlan, maker: WeightMaker | None, output_tokens: Tensor | None) -> Decoder:
+    triton_backend().check_device(hf.device, plan.dtype)
     if not plan.is_fused or llama_refusal(hf.config) is not None:
         raise UnsupportedModelError(
             f"{KERNELS_VARIABLE} is {TRITON}, but its kernels compute the Llama family (Llama, Mistral, Qwen2, Qwen3), "
             f"not {hf.config.model_type}. Unset {KERNELS_VARIABLE} to compute it in PyTorch."
         )
-    from forerun.models.fused.triton import TritonDecoder  # it imports triton
+    made: Decoder = triton_backend().make_decoder(hf, plan.dtype, maker, output_tokens)
+    return made
 
-    return TritonDecoder(hf, plan.dtype, maker, output_tokens)
+
+def triton_backend() -> Any:
+    """Return the module `fused/triton_backend.py`: nothing else finds the Triton kernels."""
+    return import_module("forerun.models.fused.triton_backend")

@@ -14,13 +14,11 @@ from forerun.config import AUTO, DEFAULT_DTYPE
 from forerun.errors import UnsupportedModelError
 from forerun.kernels.cpu.linear import with_page_ends
 from forerun.kernels.partition import AttentionShape
-from forerun.kernels.triton.product_cut import Cut
-from forerun.kernels.triton.step_arrays import HEAD_ROWS, MAX_ROWS, TILE, Capacity
 from forerun.kv_cache.recurrent_state import StateMaker
 from forerun.models.attention.base import LayerAttention, Planner
 from forerun.models.attention.native import PathPlanner
 from forerun.models.attention.reference import ReferenceAttention
-from forerun.models.decoders import cache_dtype_of, served_kind
+from forerun.models.decoders import cache_dtype_of, served_kind, triton_backend
 from forerun.models.fused.decoder import attentions_of
 from forerun.models.fused.families import refusal, spec_of
 from forerun.models.fused.options import head_shape
@@ -91,28 +89,6 @@ def _parameters(model: Any) -> Iterator[tuple[str, nn.Module, Tensor]]:
             if id(parameter) not in seen:
                 seen.add(id(parameter))
                 yield f"{path}.{name}" if path else name, module, parameter
-
-
-def step_nbytes(config: Any, dtype: torch.dtype) -> int:
-    """Return the bytes of the memory that a Triton step computes in (`triton_layers.TritonStep`), and of the rotations.
-
-    Args:
-        config: of Transformers, of the Llama family. dtype: of everything that is not quantized.
-    """
-    heads, kv_heads, width = head_shape(config)
-    hidden: int = config.hidden_size
-    intermediate: int = config.intermediate_size
-    vocab: int = config.vocab_size
-    reach = context_length(config) + MAX_ROWS
-    capacity = Capacity.of(reach, max(1, TILE // (heads // kv_heads)))
-    shapes = [((heads + 2 * kv_heads) * width, hidden), (hidden, heads * width), (2 * intermediate, hidden)]
-    shapes.append((hidden, intermediate))
-    sums: int = max(MAX_ROWS * out * Cut.of(out, size, dtype.itemsize).splits for out, size in shapes)
-    sums = max(sums, HEAD_ROWS * vocab * Cut.of(vocab, hidden, dtype.itemsize).splits)
-    floats = sums + MAX_ROWS * hidden + HEAD_ROWS * (hidden + vocab)
-    floats += capacity.items * kv_heads * TILE * (width + 2)
-    narrow = MAX_ROWS * (hidden + 2 * heads * width + intermediate)
-    return _FLOAT32 * (floats + reach * width) + dtype.itemsize * narrow + 8 * capacity.words
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +171,7 @@ def model_memory(
     tokens = source.output_tokens(config)
     products = plan.products(empty, None if tokens is None else len(tokens))
     kept, loading = weight_nbytes(empty, plan, products)
-    kept += step_nbytes(config, plan.dtype) if plan.is_triton else 0
+    kept += triton_backend().step_nbytes(config, plan.dtype) if plan.is_triton else 0
     experts = read = 0
     if plan.is_native and plan.is_streamed and plan.number_format is not None:
         # of other models, all weights are in memory while they are loaded
@@ -260,7 +236,8 @@ def _planner(config: Any, plan: WeightPlan, cache_dtype: torch.dtype) -> Planner
         spec = spec_of(config)
         layers, states = attentions_of(spec), state_layout(spec)
     if plan.is_triton or plan.library is not None:
-        planner: Planner = PathPlanner(layers, cache_dtype, plan.device if plan.is_triton else None)
+        device_pages = triton_backend().page_layout(layers, cache_dtype, plan.device) if plan.is_triton else None
+        planner: Planner = PathPlanner(layers, cache_dtype, device_pages)
     else:
         planner = ReferenceAttention(plan.dtype).planner(layers, plan.device)
     if states is not None:

@@ -13,12 +13,11 @@ from torch import nn
 from forerun.config import DTYPES, QUANTISATIONS, UNQUANTIZED
 from forerun.errors import ConfigError
 from forerun.kernels.block_weight import BlockType
-from forerun.kernels.cpu import native_for
+from forerun.kernels.cpu import is_triton_selected, native_for
 from forerun.kernels.cpu.library import Library
 from forerun.kernels.cpu.linear import Form, linear_nbytes
 from forerun.kernels.quantize import MADE_FORMS, QuantizedFormat
 from forerun.kernels.torch.linear import can_pack
-from forerun.kernels.triton.availability import is_triton_selected
 from forerun.models.fused.families import spec_in
 from forerun.models.fused.parts import EXPERT, MIXED
 from forerun.models.fused.spec import SHARED, DecoderSpec

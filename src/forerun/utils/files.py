@@ -245,7 +245,10 @@ def _temporary(path: Path) -> Path:
 
 
 def _lock(lock: Path, wait: bool | float) -> int:
-    """Open and lock the lock file. Raises OSError, BlockingIOError if another process holds it for `wait`."""
+    """Open and lock the lock file. Raises OSError, BlockingIOError if another process holds it for `wait`.
+
+    Not by filelock, which leaves its files in the user's folders: the one who removes such a file here is noticed.
+    """
     lock.parent.mkdir(parents=True, exist_ok=True)
     end = time.monotonic() + (0 if isinstance(wait, bool) else wait)  # the system's locks have no time limit
     while True:

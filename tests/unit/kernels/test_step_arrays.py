@@ -27,6 +27,7 @@ from forerun.kv_cache import PagedCache
 from forerun.models.attention.base import LayerAttention
 from forerun.models.attention.native import PathPlanner
 from forerun.models.base import Rows
+from forerun.models.fused.triton_backend import page_layout
 from forerun.models.model import lay_out
 
 CPU = torch.device("cpu")
@@ -35,7 +36,8 @@ CAPACITY = Capacity.of(2048, 4)
 
 @pytest.fixture
 def planner() -> PathPlanner:
-    return PathPlanner([LayerAttention(2, 4, 16, 16, AttentionShape(0.25))] * 2, torch.float32, CPU)
+    layers = [LayerAttention(2, 4, 16, 16, AttentionShape(0.25))] * 2
+    return PathPlanner(layers, torch.float32, page_layout(layers, torch.float32, CPU))
 
 
 def prefilled(planner: PathPlanner, length: int) -> PagedCache:

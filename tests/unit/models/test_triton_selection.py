@@ -13,11 +13,11 @@ import torch
 from families import make_family
 from forerun.config import KERNELS_VARIABLE
 from forerun.errors import ConfigError, UnsupportedModelError
-from forerun.kernels.cpu import in_use, native, references
-from forerun.kernels.triton import availability
-from forerun.kernels.triton.availability import check_device, check_heads, is_triton_selected
+from forerun.kernels.cpu import in_use, is_triton_selected, native, references
 from forerun.models import load_model
 from forerun.models.decoders import make_decoder
+from forerun.models.fused import triton_backend
+from forerun.models.fused.triton_backend import check_device, check_heads
 from forerun.models.weight_plan import WeightPlan, library_for
 
 CPU = torch.device("cpu")
@@ -31,7 +31,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def triton_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(availability, "find_spec", lambda name: object())
+    monkeypatch.setattr(triton_backend, "find_spec", lambda name: object())
 
 
 def test_nothing_else_is_taken_and_nothing_takes_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -45,7 +45,7 @@ def test_nothing_else_is_taken_and_nothing_takes_it(monkeypatch: pytest.MonkeyPa
 
 
 def test_without_the_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(availability, "find_spec", lambda name: None)
+    monkeypatch.setattr(triton_backend, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"finds no package triton.*pip install triton.*unset FORERUN_KERNELS"):
         load_model(make_family("llama", tmp_path), "float32")
 
@@ -78,17 +78,17 @@ def test_a_driver_that_is_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
     class Ones:
         def __getitem__(self, _: int) -> None: ...
 
-    monkeypatch.setattr(availability.torch, "ones", lambda *_, **__: Ones())
-    monkeypatch.setattr(availability.torch, "empty_like", lambda x: x)
+    monkeypatch.setattr(triton_backend.torch, "ones", lambda *_, **__: Ones())
+    monkeypatch.setattr(triton_backend.torch, "empty_like", lambda x: x)
     entered: list[torch.device] = []
-    monkeypatch.setattr(availability.torch.cuda, "device", lambda device: nullcontext(entered.append(device)))
-    monkeypatch.setattr(availability.torch.cuda, "get_device_name", lambda _: "a device")
-    monkeypatch.setattr(availability.torch.cuda, "get_device_capability", lambda _: (9, 0))
+    monkeypatch.setattr(triton_backend.torch.cuda, "device", lambda device: nullcontext(entered.append(device)))
+    monkeypatch.setattr(triton_backend.torch.cuda, "get_device_name", lambda _: "a device")
+    monkeypatch.setattr(triton_backend.torch.cuda, "get_device_capability", lambda _: (9, 0))
     monkeypatch.setitem(sys.modules, "forerun.kernels.triton.elementwise", SimpleNamespace(add_and_norm=fails))
     with pytest.raises(ConfigError, match=r"cannot compile or run.*insufficient.*Update the driver"):
         check_device(torch.device("cuda", 1), torch.bfloat16)
     assert entered == [torch.device("cuda", 1)], "Triton launches on the current device"
-    monkeypatch.setattr(availability.torch.cuda, "get_device_capability", lambda _: (7, 5))
+    monkeypatch.setattr(triton_backend.torch.cuda, "get_device_capability", lambda _: (7, 5))
     with pytest.raises(ConfigError, match="Take a newer device"):
         check_device(torch.device("cuda"), torch.bfloat16)
 

@@ -69,6 +69,15 @@ def only_references() -> bool:
     return _only_references.get()
 
 
+def is_triton_selected() -> bool:
+    """Return whether models are to be computed by the Triton kernels.
+
+    Raises:
+        ConfigError: FORERUN_KERNELS has a value that it cannot have.
+    """
+    return environment_choice(KERNELS_VARIABLE, KERNELS) == TRITON and not only_references()
+
+
 def native_for(device: torch.device) -> Library | None:
     """Return the native library if it computes models on this device, which must be the CPU; else None."""
     return native() if device.type == "cpu" else None

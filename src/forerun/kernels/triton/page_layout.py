@@ -13,11 +13,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from forerun.kernels.cpu.page_layout import PAGE, Shape, by_page
+from forerun.kernels.cpu.page_layout import PAGE, PageLayout, Shape, by_page
 from forerun.kernels.triton.step_arrays import LINE
 
 
-class DevicePageLayout:
+class DevicePageLayout(PageLayout):  # all of it is its own, to the core it is one
     """The layout of one model's pages, all of whose layers are alike: each page is a one-dimensional tensor of `size`
     numbers.
 

@@ -13,7 +13,6 @@ from torch import Tensor
 from forerun.kernels.cpu.library import AttentionStruct, Library, RowsStruct
 from forerun.kernels.cpu.page_layout import CACHE_FORMATS, PAGE, PageLayout
 from forerun.kernels.partition import AttentionShape, PathPlan, RowPaths
-from forerun.kernels.triton.page_layout import DevicePageLayout
 from forerun.kv_cache import PagedCache, PagePool
 from forerun.kv_cache.recurrent_state import StateMaker
 from forerun.models.attention.base import LayerAttention, Layout, PackedRows, Plan, cache_of
@@ -29,7 +28,7 @@ class PathPlanner:
 
     Args:
         cache_dtype: of keys and values, one of `page_layout.CACHE_FORMATS`; on a device float32 or bfloat16.
-        device: where the Triton kernels compute, and pages lie; None: the native ones compute.
+        layout: of pages on the device where the Triton kernels compute; None: the native ones compute.
     """
 
     min_rows = 1
@@ -37,12 +36,9 @@ class PathPlanner:
     new_state: StateMaker | None = None
 
     def __init__(
-        self, layers: Sequence[LayerAttention], cache_dtype: torch.dtype, device: torch.device | None = None
+        self, layers: Sequence[LayerAttention], cache_dtype: torch.dtype, layout: PageLayout | None = None
     ) -> None:
-        shapes = [layer.shape for layer in layers]
-        self.layout: PageLayout | DevicePageLayout = (
-            PageLayout(shapes, cache_dtype) if device is None else DevicePageLayout(shapes, cache_dtype, device)
-        )
+        self.layout = layout or PageLayout([layer.shape for layer in layers], cache_dtype)
         self.pool = PagePool(self.layout.nbytes, self.layout.new_page)
 
     def new_cache(self) -> PagedCache:

@@ -21,7 +21,6 @@ from forerun.errors import UnsupportedModelError
 from forerun.kernels.partition import AttentionShape
 from forerun.kernels.quantize import QuantizedWeight
 from forerun.kernels.torch.quantized_linear import QuantizedEmbedding
-from forerun.kernels.triton.availability import check_heads
 from forerun.kernels.triton.linear import FloatProduct, Product
 from forerun.kernels.triton.quantized_linear import ActivationBuffers, quantized_product
 from forerun.kernels.triton.rotation import RotationTables
@@ -32,6 +31,7 @@ from forerun.models.base import HiddenStateOutputs, LayerRangeDecoder
 from forerun.models.fused.cuda_graphs import StepGraphs, StepInputBuffers, on_device
 from forerun.models.fused.families import frequencies, spec_of
 from forerun.models.fused.options import head_shape, layer_windows
+from forerun.models.fused.triton_backend import check_heads, page_layout
 from forerun.models.fused.triton_layers import HEAD_BUCKETS, TritonLayer, TritonStep, TritonWeights
 from forerun.models.linear import Part, of_rows
 from forerun.models.loading.configuration import context_length
@@ -138,9 +138,8 @@ class TritonDecoder(LayerRangeDecoder):
         heads, kv_heads, width = packer.num_heads, packer.num_kv_heads, packer.head_dim
         windows = layer_windows(config)
         form = AttentionShape(width**-0.5)
-        planner = PathPlanner(
-            [LayerAttention(kv_heads, heads // kv_heads, width, width, form)] * len(windows), dtype, device
-        )
+        layers = [LayerAttention(kv_heads, heads // kv_heads, width, width, form)] * len(windows)
+        planner = PathPlanner(layers, dtype, page_layout(layers, dtype, device))
         self.planner: Planner = planner
         self.num_layers = len(windows)
         embedding, head = packer.outer(output_tokens)

@@ -16,9 +16,9 @@ import torch
 from forerun.config import AUTO, DEFAULT_DTYPE, NATIVE, QUANTISATIONS, REFERENCE, TRITON, UNQUANTIZED
 from forerun.errors import ConfigError, ModelLoadError, UnsupportedModelError
 from forerun.kernels.block_weight import BlockWeight
+from forerun.kernels.cpu import is_triton_selected
 from forerun.kernels.cpu.linear import experts_in
 from forerun.kernels.quantize import QuantizedWeight
-from forerun.kernels.triton.availability import is_triton_selected
 from forerun.models.decoders import Kind, make_decoder, served_kind
 from forerun.models.fused.families import refusal
 from forerun.models.fused.recurrent_families import TILED

@@ -1,34 +1,38 @@
-"""Selection of the Triton kernels by FORERUN_KERNELS, and the checks of device, dtype and heads.
+"""What the core asks of the Triton kernels: whether they compute here, their memory, their pages and their decoder.
 
-The Triton kernels are used only if FORERUN_KERNELS selects them, and then no other kernels are.
+They are used only if FORERUN_KERNELS selects them, and then no other kernels are. `decoders.triton_backend` finds this
+module; nothing else of the core imports it, `kernels/triton/`, or the modules beside this one that compute with them.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
-from forerun.config import KERNELS, KERNELS_VARIABLE, TRITON, environment_choice
+from forerun.config import KERNELS_VARIABLE, TRITON
 from forerun.errors import ConfigError, UnsupportedModelError
-from forerun.kernels.cpu import only_references
-from forerun.kernels.triton.step_arrays import TILE
+from forerun.kernels.triton.page_layout import DevicePageLayout
+from forerun.kernels.triton.product_cut import Cut
+from forerun.kernels.triton.step_arrays import HEAD_ROWS, MAX_ROWS, TILE, Capacity
+from forerun.models.attention.base import LayerAttention
+from forerun.models.fused.options import head_shape
+from forerun.models.loading.configuration import context_length
+from forerun.models.loading.weight_maker import WeightMaker
+
+if TYPE_CHECKING:
+    from forerun.models.fused.triton import TritonDecoder
 
 MAX_WIDTH = 256
 """Of a head: with more, a tile of keys and values does not fit into registers."""
 _LEAST_CAPABILITY = (8, 0)
+_FLOAT32 = 4
 _ASKED = f"{KERNELS_VARIABLE} is {TRITON}"
 _REMEDY = f"or unset {KERNELS_VARIABLE} to compute in PyTorch."
-
-
-def is_triton_selected() -> bool:
-    """Return whether models are to be computed by the Triton kernels.
-
-    Raises:
-        ConfigError: FORERUN_KERNELS has a value that it cannot have.
-    """
-    return environment_choice(KERNELS_VARIABLE, KERNELS) == TRITON and not only_references()
 
 
 def is_interpreted() -> bool:
@@ -85,6 +89,40 @@ def check_heads(name: str, num_heads: int, num_kv_heads: int, width: int) -> Non
             f"{name} has {group} query heads for each key head, and the Triton kernels take at most {TILE}. Unset "
             f"{KERNELS_VARIABLE} to compute in PyTorch."
         )
+
+
+def step_nbytes(config: Any, dtype: torch.dtype) -> int:
+    """Return the bytes of the memory that a Triton step computes in (`triton_layers.TritonStep`), and of the rotations.
+
+    Args:
+        config: of Transformers, of the Llama family. dtype: of everything that is not quantized.
+    """
+    heads, kv_heads, width = head_shape(config)
+    hidden: int = config.hidden_size
+    intermediate: int = config.intermediate_size
+    vocab: int = config.vocab_size
+    reach = context_length(config) + MAX_ROWS
+    capacity = Capacity.of(reach, max(1, TILE // (heads // kv_heads)))
+    shapes = [((heads + 2 * kv_heads) * width, hidden), (hidden, heads * width), (2 * intermediate, hidden)]
+    shapes.append((hidden, intermediate))
+    sums: int = max(MAX_ROWS * out * Cut.of(out, size, dtype.itemsize).splits for out, size in shapes)
+    sums = max(sums, HEAD_ROWS * vocab * Cut.of(vocab, hidden, dtype.itemsize).splits)
+    floats = sums + MAX_ROWS * hidden + HEAD_ROWS * (hidden + vocab)
+    floats += capacity.items * kv_heads * TILE * (width + 2)
+    narrow = MAX_ROWS * (hidden + 2 * heads * width + intermediate)
+    return _FLOAT32 * (floats + reach * width) + dtype.itemsize * narrow + 8 * capacity.words
+
+
+def page_layout(layers: Sequence[LayerAttention], dtype: torch.dtype, device: torch.device) -> DevicePageLayout:
+    """Return the layout of the pages of such layers on a device."""
+    return DevicePageLayout([layer.shape for layer in layers], dtype, device)
+
+
+def make_decoder(hf: Any, dtype: torch.dtype, maker: WeightMaker | None, output_tokens: Tensor | None) -> TritonDecoder:
+    """Return the decoder of a model of the Llama family. Arguments: those of `decoders.make_decoder`."""
+    from forerun.models.fused.triton import TritonDecoder  # it imports triton
+
+    return TritonDecoder(hf, dtype, maker, output_tokens)
 
 
 def _try_one(device: torch.device) -> None:
