@@ -53,7 +53,7 @@ def with_links(text: str, source: str) -> str:
     """Rewrite the links of a file of the repository for the site. Raises PluginError for a link to nothing."""
     parts = _FENCED.split(text)  # every other one is a block of code
     parts[::2] = [_LINK.sub(lambda found: _linked(found, source), part) for part in parts[::2]]
-    return "".join(parts)
+    return "".join(parts).replace("](docs/images/", "](images/")
 
 
 def _linked(found: re.Match[str], source: str) -> str:
@@ -83,7 +83,7 @@ def api_page() -> str:
     from forerun.drafters.registry import DRAFTERS
 
     errors = sorted(name for name in forerun.__all__ if name.endswith("Error"))
-    drafters = [f"forerun.drafters.{row.home.replace(':', '.')}" for row in DRAFTERS.values()]
+    drafters = [f"{row.module}.{row.class_name}" for row in DRAFTERS.values()]
     grouped = [*(name for names in GROUPS.values() for name in names), *errors, "__version__"]
     missing = {*forerun.__all__} - {*grouped} - {path.rpartition(".")[2] for path in drafters}
     if missing:

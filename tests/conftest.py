@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from zlib import crc32
 
 import pytest
+from _pytest.mark.expression import Expression
 
 if TYPE_CHECKING:
     from forerun.kernels.cpu.library import Library
@@ -58,22 +59,36 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark as slow all but `count` evenly spread cases of a test under `sampled(count)`. Where they begin follows from
-    the test's name, so that several tests of the same cases leave out different ones."""
-    cases: dict[str, list[pytest.Item]] = {}
-    for item in items:
-        if item.get_closest_marker("sampled") and not item.get_closest_marker("slow"):
-            cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
-    for name, found in cases.items():
-        marker = found[0].get_closest_marker("sampled")
-        count = marker.args[0] if marker else len(found)
-        first = crc32(name.encode()) % len(found)
-        kept = {(first + index * len(found) // count) % len(found) for index in range(count)}
-        for index, item in enumerate(found):
-            if index not in kept:
-                item.add_marker(pytest.mark.slow)
+@pytest.hookimpl(wrapper=True)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> Generator[None, object, object]:
+    """Make only the cases that `-m` selects: by default two of three are others.
+
+    Of a test under `sampled(count)`, all but `count` evenly spread cases are marked as slow. Where they begin follows
+    from the test's name, so that several tests of the same cases leave out different ones. Where the command line names
+    a case, all are made, and none is left out.
+    """
+    result = yield
+    cases = metafunc._calls
+    if any("[" in argument for argument in metafunc.config.args):
+        return result
+    own = {mark.name: mark for mark in metafunc.definition.iter_markers()}
+    names = [own.keys() | {mark.name for mark in case.marks} for case in cases]
+    if "sampled" in own:
+        sampled = [index for index, each in enumerate(names) if "slow" not in each]
+        for index in _left_out(metafunc.definition.nodeid, sampled, own["sampled"].args[0]):
+            cases[index].marks.append(pytest.mark.slow.mark)
+            names[index] = names[index] | {"slow"}
+    if chosen := metafunc.config.option.markexpr:
+        expression = Expression.compile(chosen)
+        kept = [case for case, each in zip(cases, names) if expression.evaluate(each.__contains__)]
+        metafunc._calls = kept or cases[:1]  # without any, pytest would make a case without parameters
+    return result
+
+
+def _left_out(name: str, cases: list[int], count: int) -> set[int]:
+    """Return those of the cases that are not among `count` evenly spread ones."""
+    first = crc32(name.encode())
+    return set(cases) - {cases[(first + index * len(cases) // count) % len(cases)] for index in range(count)}
 
 
 def pytest_report_header() -> str:

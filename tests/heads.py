@@ -203,20 +203,18 @@ def reference_logits(
     weight = {name: tensor.double() for name, tensor in head.tensors.items()}
     fused = [_fused(config, weight, each.double()) for each in hidden_outputs]
     embedding = target.embedding_rows(torch.tensor(list(token_ids))).double()
-    outputs: list[Tensor] = []
+    raw: list[Tensor] = []
     inputs: list[tuple[Tensor, Tensor]] = []
     for row in range(len(token_ids)):
-        state = fused[row] if row < len(token_ids) - num_drafted else outputs[-1]
+        state = fused[row] if row < len(token_ids) - num_drafted else _passed_on(config, weight, raw[-1])
         inputs.append(_entering(config, weight, embedding[row], state))
-        outputs.append(_passed_on(config, weight, _row(config, weight, inputs)))
+        raw.append(_row(config, weight, inputs))
     logits = torch.full((len(token_ids), config.vocab_size), -torch.inf, dtype=torch.float64)
     tokens = torch.arange(config.draft_vocab_size) + (0 if head.d2t is None else head.d2t)
     rows = weight["lm_head.weight"] if config.own_output_rows else target.output_rows(tokens).double()
-    for row in range(len(token_ids)):
-        raw = _row(config, weight, inputs[: row + 1])
-        normed = _norm(raw, weight["norm.weight"], config) if "norm.weight" in weight else raw
-        for place, token in enumerate(tokens.tolist()):
-            logits[row, token] = rows[place] @ normed
+    for row, output in enumerate(raw):
+        normed = _norm(output, weight["norm.weight"], config) if "norm.weight" in weight else output
+        logits[row, tokens] = rows @ normed
     return logits
 
 
@@ -271,19 +269,27 @@ def _of_layer(
     last = len(inputs) - 1
     window = config.sliding_window or len(inputs)
     seen = range(max(0, last - window + 1), last + 1)
+    width = config.head_dim
+
+    @cache
+    def projected(name: str, row: int) -> Tensor:
+        return _map(weight, f"{layer}.self_attn.{name}_proj", inputs[row][0])
+
+    def part(name: str, row: int, place: int) -> Tensor:
+        x = projected(name, row)[place * width :][:width]
+        norm = weight.get(f"{layer}.self_attn.{name}_norm.weight")
+        return x if norm is None else _norm(x, norm, config)
+
+    @cache
+    def key(row: int, place: int) -> Tensor:
+        return _rotated(config, part("k", row, place), row)
+
     heads = []
     for head in range(config.num_heads):
         group = head // (config.num_heads // config.num_kv_heads)
-
-        def part(name: str, row: int, place: int) -> Tensor:
-            width = config.head_dim
-            x = _map(weight, f"{layer}.self_attn.{name}_proj", inputs[row][0])[place * width :][:width]
-            norm = weight.get(f"{layer}.self_attn.{name}_norm.weight")
-            return x if norm is None else _norm(x, norm, config)
-
         query = _rotated(config, part("q", last, head), last)
-        scores = torch.stack([query @ _rotated(config, part("k", row, group), row) for row in seen])
-        accept_probs = (scores * config.head_dim**-0.5).softmax(0)
+        scores = torch.stack([query @ key(row, group) for row in seen])
+        accept_probs = (scores * width**-0.5).softmax(0)
         mixed = sum(accept_prob * part("v", row, group) for accept_prob, row in zip(accept_probs, seen, strict=True))
         heads.append(mixed)
     x = inputs[last][1] + _map(weight, f"{layer}.self_attn.o_proj", torch.cat(heads))  # type: ignore[arg-type]

@@ -11,17 +11,17 @@ import torch
 from forerun import SamplingParams
 from forerun.lab.tune.arms import PLAIN, ArmFailedError, Trial, TuningArm, Unit
 from forerun.speculation import AutomaticPolicy, DraftOutcome, FixedPolicy, SpeculationPolicy, StepCost
-from forerun.speculation.predictor import StepCosts
+from forerun.speculation.predictor import CostsByK
 from forerun.types import Draft, Sequence, Verdict
 
 GREEDY = SamplingParams(temperature=0)
 
 
-def costs(first: float, later: float, row: float, most: int = 16) -> StepCosts:
+def costs(first: float, later: float, row: float, most: int = 16) -> CostsByK:
     """A plain step takes 1; a draft its first token, and something for each later one; rows a little."""
     counts = range(most + 1)
     drafting = [first + later * (count - 1) if count else 0.0 for count in counts]
-    return StepCosts(1.0, [1 + row * count for count in counts], drafting, [0.0 for _ in counts])
+    return CostsByK(1.0, [1 + row * count for count in counts], drafting, [0.0 for _ in counts])
 
 
 @dataclass
@@ -36,7 +36,7 @@ class Simulated:
         fails: drafter -> trials after which it fails.
     """
 
-    steps: StepCosts
+    steps: CostsByK
     acceptance: dict[str, float]
     num_tokens: int = 256
     noise: float = 0.02

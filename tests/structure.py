@@ -53,21 +53,26 @@ def top_level() -> list[str]:
     return sorted(entry for entry in entries if not entry.startswith("__") and entry not in ("py.typed", "assets"))
 
 
-def surface() -> tuple[int, int]:
-    """Count the commands of the command line and all options with a flag; --help does not count."""
+def surface() -> tuple[int, int, int]:
+    """Count the commands of the command line, options with a flag, and keys of --config without one.
+
+    --help does not count.
+    """
     import typer
 
     from forerun.cli.main import app
 
-    commands, options = 0, 0
+    commands = options = keys = 0
     waiting = [typer.main.get_command(app)]
     while waiting:
         command = waiting.pop()
         below = list(getattr(command, "commands", {}).values())
         waiting += below
         commands += not below
-        options += sum(each.param_type_name == "option" and not each.hidden for each in command.params)
-    return commands, options
+        kinds = [each.hidden for each in command.params if each.param_type_name == "option"]
+        options += kinds.count(False)
+        keys += kinds.count(True)
+    return commands, options, keys
 
 
 def words() -> int:
@@ -81,7 +86,7 @@ def figures() -> dict[str, int]:
     code = sources()
     counts = {path: statements(_read(path)) for path in code}
     package = [path for path in code if path.startswith(PACKAGE)]
-    commands, options = surface()
+    commands, options, keys = surface()
     return {
         "statements": sum(counts.values()),
         "statements of the core": sum(counts[path] for path in package if not path.startswith(APART)),
@@ -90,6 +95,7 @@ def figures() -> dict[str, int]:
         "top-level entries": len(top_level()),
         "commands": commands,
         "options": options,
+        "options with keys of --config": options + keys,
         "class names defined more than once": len(repeated_classes(package)),
         "words of documents": words(),
     }

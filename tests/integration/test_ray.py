@@ -343,10 +343,10 @@ def test_an_address_that_is_no_cluster(command: tuple[str, ...], tmp_path: Path)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"127.0.0.1:{silent.getsockname()[1]}"
         started = time.monotonic()
-        process = forerun(*command, "--ray", "--ray-address", address, "--ray-timeout", "5", cwd=tmp_path)
-        said = process.communicate(timeout=60)[0]
+        process = forerun(*command, "--ray", "--ray-address", address, cwd=tmp_path)
+        said = process.communicate(timeout=120)[0]
     assert process.returncode == 2 and "Nothing that is a Ray cluster has answered" in said, said
-    assert time.monotonic() - started < 40
+    assert time.monotonic() - started < 100
 
 
 def test_a_model_that_cannot_be_loaded(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import typer
 
+from drawings import DRAWINGS, IMAGES, STAGES
 from families import DESCRIBED
 from forerun.cli.main import app
 from forerun.lab.bench.report.headline import put_into, sections
@@ -39,6 +40,12 @@ def test_modules_and_functions_of_structure_exist() -> None:
         if file is None or (name and name not in definitions(file.read_text(encoding="utf-8"))):
             missing.append(f"{path}:{name}")
     assert missing == []
+
+
+def test_drawings_are_those_of_the_imports() -> None:
+    """`python tests/drawings.py` draws them."""
+    assert [name for name, drawn in DRAWINGS.items() if (IMAGES / name).read_text(encoding="utf-8") != drawn()] == []
+    assert [place for _, place, _ in STAGES if not (SRC / place).exists()] == []
 
 
 def definitions(source: str) -> set[str]:
@@ -95,6 +102,20 @@ def written_commands(page: Path) -> Iterator[list[str]]:
             except ValueError:  # prose in between
                 continue
             yield words[: next((at for at, word in enumerate(words) if word in ("|", ">", "<", "&&", ";")), None)]
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/python.md"])
+def test_python_blocks_run(page: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The blocks of a page run in order, in one namespace; `print(...)  # TEXT` prints TEXT, up to " ..."."""
+    pytest.importorskip("llguidance")
+    text = (ROOT / page).read_text(encoding="utf-8")
+    blocks = re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    names: dict[str, object] = {"__name__": page}
+    for block in blocks:
+        exec(compile(block, page, "exec"), names)
+    printed = capsys.readouterr().out
+    told = re.findall(r"print\(.*\)  # (?!such as )(.+)$", "".join(blocks), re.MULTILINE)
+    assert blocks and [each for each in told if each.removesuffix(" ...") not in printed] == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

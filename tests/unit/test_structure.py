@@ -6,7 +6,7 @@ import pytest
 
 import structure
 
-MOST_STATEMENTS = 40_791
+MOST_STATEMENTS = 40_793
 MOST_CORE_STATEMENTS = 30_943
 MOST_FILES = 434
 """These are raised on purpose, with a reason in the commit, where a feature pays for its room."""
@@ -20,7 +20,8 @@ def test_nothing_grows_unnoticed() -> None:
     assert found["files in src"] <= MOST_FILES
     assert found["top-level entries"] <= 19
     assert found["class names defined more than once"] <= 10
-    assert found["options"] <= 312 and found["words of documents"] <= 33_900
+    assert found["options"] <= 300 and found["options with keys of --config"] <= 400
+    assert found["words of documents"] <= 33_950
 
 
 def test_what_counts_as_a_statement() -> None:

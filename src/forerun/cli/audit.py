@@ -74,15 +74,14 @@ def audit(
     prompts: Prompts = None,
     quick: Quick = False,
     results: ResultsFile = None,
-    settings: Annotated[AuditOptions, Flags(typed=())],
+    settings: Annotated[AuditOptions, Flags("samples", "requests", "num_prompts", "max_tokens", typed=())],
     llm: Annotated[
         LLMOptions,
         Flags(
-            *("acceptance", "prefix_reuse", "cache_memory", "dtype", "device", "quantize", "kv_cache_dtype", "adapter"),
+            *("acceptance", "dtype", "device", "quantize", "kv_cache_dtype", "adapter"),
             typed=("acceptance", "dtype", "device", "quantize"),
         ),
     ],
-    threads: options.HiddenThreads = None,
     json: options.Json = False,
 ) -> None:
     """Check whether the text is really the same: bits, rules and real requests against exact probabilities.
@@ -98,7 +97,7 @@ def audit(
     if url:
         certificate = _of_server(url, api_key, model, prompts, settings)
     else:
-        certificate = _of_model(chosen_model(model, "MODEL"), drafter, prompts, settings, llm, threads)
+        certificate = _of_model(chosen_model(model, "MODEL"), drafter, prompts, settings, llm)
     if json:
         print_json(certificate.as_object())
     else:
@@ -114,7 +113,7 @@ def audit(
 
 
 def _of_model(
-    model: str, drafter: str | None, prompts: str | None, settings: AuditOptions, llm: LLMOptions, threads: int | None
+    model: str, drafter: str | None, prompts: str | None, settings: AuditOptions, llm: LLMOptions
 ) -> Certificate:
     """Audit a model with a drafter, in this process."""
     from forerun.engine import LLM
@@ -126,7 +125,7 @@ def _of_model(
     if drafter == NO_DRAFTER:
         raise DrafterError(NEEDS_DRAFTER)
     cases = None if prompts is None else load(prompts)
-    options.set_threads(threads)
+    options.set_threads(None)
     note(f"loading {model}")
     with log_memory_plan(note):
         opened = LLM(model, drafter or AUTO, seed=settings.seed, **asdict(llm))

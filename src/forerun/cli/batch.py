@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
@@ -60,12 +60,11 @@ def batch(
     out: Out,
     model: options.ModelName = None,
     drafter: options.DrafterName = None,
-    settings: Annotated[LLMOptions, Flags(typed=options.LLM_TYPED)],
-    engine: Annotated[EngineConfig, Flags("max_batch", "prefill_chunk", typed=("max_batch",))],
-    threads: options.HiddenThreads = None,
+    settings: Annotated[LLMOptions, Flags(leave_out=("acceptance", *options.OF_SERVERS), typed=options.LLM_TYPED)],
+    engine: Annotated[EngineConfig, Flags("max_batch")],
     sampling: Annotated[SamplingParams, Flags("seed")],
     served_model_name: ServedModelName = None,
-    ray: Annotated[RayOptions, Flags(leave_out=("routing",), typed=options.RAY_TYPED, panel="Ray")],
+    ray: Annotated[RayOptions, Flags(leave_out=("routing", "ray_timeout"), typed=options.RAY_TYPED, panel="Ray")],
     force: Force = False,
 ) -> None:
     """Answer a file of requests in OpenAI's batch format; the same command goes on after a kill, also with --ray.
@@ -75,7 +74,7 @@ def batch(
     model = chosen_model(model)
     chosen = AUTO if drafter is None else drafter
     name = served_model_name or model
-    llm = asdict(settings) | {"max_batch": engine.max_batch, "prefill_chunk": engine.prefill_chunk}
+    llm = asdict(settings) | {"max_batch": engine.max_batch}
     run = {
         "model": model,
         "drafter": chosen,
@@ -85,9 +84,7 @@ def batch(
         **asdict(settings),
     }
     worker = {"model": model, "drafter": chosen, "llm": llm, "name": name, "seed": sampling.seed}
-    if ray.ray:
-        ray = replace(ray, replica_threads=ray.replica_threads or threads)
-    options.set_threads(threads)
+    options.set_threads(None)
     _answer(source, out, run, partial(_compute_on_ray, ray) if ray.ray else _compute_here, worker, force)
 
 

@@ -28,6 +28,7 @@ CHAT_MODEL = store.names()[0]
 _DEFAULTS = SamplingParams(temperature=options.TEMPERATURE, max_tokens=512)
 _TYPED = ("temperature", "top_k", "top_p", "max_tokens", "seed")
 _NOT_IN_CHATS = (
+    *("presence_penalty", "frequency_penalty", "logit_bias", "min_tokens", "stop", "stop_token_ids", "ignore_eos"),
     "n",
     "logprobs",
     "prompt_logprobs",
@@ -54,7 +55,7 @@ def chat(
     ] = None,
     model: Annotated[str | None, typer.Option(help="The same as an option.", metavar="MODEL")] = None,
     drafter: options.DrafterName = None,
-    settings: Annotated[LLMOptions, Flags(typed=options.LLM_TYPED)],
+    settings: Annotated[LLMOptions, Flags(leave_out=("acceptance", *options.OF_SERVERS), typed=options.LLM_TYPED)],
     system: options.System = None,
     threads: options.Threads = None,
     show_drafts: Annotated[

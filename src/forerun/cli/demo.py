@@ -50,7 +50,7 @@ NUM_QUESTIONS, NUM_PROMPTS = 5, 4
 TYPICAL, RAW = "demo", ("copying", "code", "prose")
 """The workload that is shown, and those of which a model without a chat template is shown one prompt each."""
 CHAT_ROUNDS, TEXT_ROUNDS = 1, 3
-"""Default rounds: one round of questions, each answered by every method, takes minutes on two cores."""
+"""Measured rounds per prompt, with --all: one round of questions, each answered by every method, takes minutes."""
 MAX_TOKENS = 96
 """Default length of an answer: Transformers gives as many in some seconds."""
 DIFFERENT = 1
@@ -78,12 +78,6 @@ class DemoOptions:
         default_text=f"{NUM_SHOWN}; with --all {NUM_QUESTIONS} where they have categories, else {NUM_PROMPTS}",
     )
     every: bool = option(False, "Measure every drafter, in a table, instead; this takes minutes.", flags=("--all",))
-    rounds: int | None = option(
-        None,
-        "With --all: measured rounds per prompt.",
-        low=1,
-        default_text=f"{CHAT_ROUNDS} for chats, else {TEXT_ROUNDS}",
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +119,7 @@ def make_plan(model: str, options: DemoOptions, sampling: SamplingParams) -> Dem
     categorised = any(case.category for case in cases)
     count = options.num_prompts or (NUM_QUESTIONS if categorised else NUM_PROMPTS)
     cases = (by_hash(cases) if categorised else cases)[:count]
-    rounds = options.rounds or (CHAT_ROUNDS if any(case.is_chat for case in cases) else TEXT_ROUNDS)
+    rounds = CHAT_ROUNDS if any(case.is_chat for case in cases) else TEXT_ROUNDS
     return DemoPlan(cases, len(everything), rounds, replace(sampling, temperature=0))
 
 
@@ -202,11 +196,7 @@ def _as_objects(rows: Sequence[MethodRow]) -> list[dict[str, Any]]:
     ]
 
 
-_SETTINGS = Flags(
-    *("num_draft_tokens", "dtype", "device", "quantize", "adapter"),
-    base=LLMOptions(num_draft_tokens=AUTO),
-    typed=("device", "quantize"),
-)
+_SETTINGS = Flags("device", "quantize", base=LLMOptions(num_draft_tokens=AUTO))
 
 
 @with_flags

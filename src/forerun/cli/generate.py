@@ -18,6 +18,7 @@ from forerun.cli.options import LLMOptions, chosen_model
 from forerun.cli.output import log_memory_plan, note, print_json, text_or_file, unicode_text
 from forerun.config import AUTO, LOSSY_RULES, Grammar, SamplingParams
 from forerun.errors import ConfigError, GrammarError, PromptError
+from forerun.utils.children import RENDERERS
 from forerun.utils.fields import Checked, documented, option
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ def generate(
             show_default="prediction, if one is given, else " + options.DEFAULT_DRAFTER_TEXT,
         ),
     ] = None,
-    settings: Annotated[LLMOptions, Flags(typed=("acceptance", *options.LLM_TYPED))],
+    settings: Annotated[LLMOptions, Flags(leave_out=options.OF_SERVERS, typed=("acceptance", *options.LLM_TYPED))],
     chat: Annotated[
         bool | None,
         typer.Option(
@@ -218,6 +219,7 @@ def open_llm(model: str, drafter: str | Sequence[str], *, chat: bool, adapter: s
     if chat:
         tokenizer = find_tokenizer(model, adapter)
         check_template(tokenizer, model)
+        RENDERERS.start()  # it gets ready beside the loading
     return LLM(model, drafter=drafter, adapter=adapter, tokenizer=tokenizer, **settings)
 
 

@@ -33,10 +33,6 @@ Glob = Annotated[
     ),
 ]
 Field = Annotated[str, typer.Option(help="Where JSON lines have their text.", metavar="NAME", hidden=True)]
-MaxTokens = Annotated[
-    int | None,
-    typer.Option(min=1, help="Stop before the document with which there would be more.", metavar="INT", hidden=True),
-]
 Depth = Annotated[
     int,
     typer.Option(
@@ -69,7 +65,6 @@ def build(
     ] = None,
     glob: Glob = None,
     field: Field = "text",
-    max_tokens: MaxTokens = None,
     depth: Depth = INDEX_DEPTH,
     compact: Annotated[
         bool,
@@ -94,7 +89,7 @@ def build(
     with _Reading(sources, glob, field, standard_library) as reading:
         header = build_index(
             out,
-            tokenise(reading.documents(), loaded, max_tokens),
+            tokenise(reading.documents(), loaded),
             len(loaded),
             tokenizer=tokenizer,
             fingerprint=fingerprint(loaded),

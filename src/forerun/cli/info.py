@@ -53,12 +53,12 @@ def info(
     settings: Annotated[
         LLMOptions,
         Flags(
-            *("num_draft_tokens", "cache_memory", "dtype", "device", "quantize", "kv_cache_dtype", "adapter"),
+            *("cache_memory", "dtype", "device", "quantize", "kv_cache_dtype", "adapter"),
             "max_model_len",
             typed=("quantize", "kv_cache_dtype"),
         ),
     ],
-    engine: Annotated[EngineConfig, Flags("max_batch", "prefill_chunk", typed=())],
+    engine: Annotated[EngineConfig, Flags("max_batch", typed=())],
     json: options.Json = False,
 ) -> None:
     """Show versions, processor, threads, and which kernels run and why; they are compiled if they have not been yet.

@@ -99,8 +99,10 @@ class LLMOptions(Checked):
         check_one_process(self.tensor_parallel_size)
 
 
-LLM_TYPED = ("num_draft_tokens", "dtype", "device", "quantize", "kv_cache_dtype", "tensor_parallel_size", "adapter")
+LLM_TYPED = ("num_draft_tokens", "dtype", "device", "quantize", "kv_cache_dtype", "adapter")
 """Fields of LLMOptions with a flag in commands that generate; the others are keys of the configuration file."""
+OF_SERVERS = ("prefix_reuse", "tensor_parallel_size")
+"""Fields of LLMOptions that `serve` alone has."""
 RAY_TYPED = ("ray", "replicas", "ray_address")
 DRAFTERS_HELP = "Drafters, with commas between them; with semicolons where their options hold commas."
 DRAFTER_HELP = "A drafter (`forerun drafters` lists them), the folder or id of a draft model, 'auto' or 'none'."

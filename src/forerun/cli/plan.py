@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from forerun.lab.plan.machines import Machine
     from forerun.lab.plan.shapes import ModelShape
     from forerun.lab.plan.sheet import SpeculationPlan
-    from forerun.speculation.predictor import ChainAcceptance, Predicted, StepCosts
+    from forerun.speculation.predictor import ChainAcceptance, CostsByK, Predicted
 
 
 _HEADER = ("K", "tokens a step", "ms a step", "speed-up", "break-even acceptance")
@@ -47,7 +47,7 @@ def lines(made: SpeculationPlan, accept_probs: ChainAcceptance, settings: PlanOp
     speed = f"{made.plain_speed:.1f} tokens/s{_money(made, made.plain_speed)}"
     yield f"plain:      {least}{1000 * made.costs.plain:.2f} ms a token{of_each}, {speed}"
     yield f"acceptance: {', '.join(f'{each:g}' for each in accept_probs.per_position)}, each after the tokens before it"
-    table = settings.table or settings.step_ms or _SHOWN
+    table = settings.step_ms or _SHOWN
     shown = [each for each in prediction.by_k if each.num_draft_tokens in table or each is prediction.best]
     yield ""
     yield plain_table(_HEADER, list(map(_row, shown)))
@@ -56,13 +56,14 @@ def lines(made: SpeculationPlan, accept_probs: ChainAcceptance, settings: PlanOp
 
 
 def _row(each: Predicted) -> list[str]:
-    """Return the cells of one K, below _HEADER."""
+    """Return the cells of one K, in the order of _HEADER."""
     edge = "never" if each.break_even is None else f"{each.break_even:.2f}"
     cells = f"{each.num_draft_tokens} {each.tokens:.2f} {1000 * each.seconds:.2f} {each.speedup:.2f}".split()
     return [*cells, edge]
 
 
 def _verdict(made: SpeculationPlan) -> str:
+    """Return the last line: the best K and its speed-up, or that no K is faster than plain decoding."""
     best, edge = made.prediction.best, made.prediction.break_even
     if best is None:
         from_there = "never" if edge is None else f"from an acceptance of {edge:.2f} on"
@@ -75,6 +76,7 @@ def _verdict(made: SpeculationPlan) -> str:
 
 
 def _memory(made: SpeculationPlan) -> Iterator[str]:
+    """Yield the memory of target, draft and machine, as far as it is known."""
     memory = made.memory
     cache = "cache unknown" if memory.target_cache is None else f"cache {size_text(memory.target_cache)}"
     yield f"target {size_text(memory.target_weights)}, {cache}"
@@ -86,11 +88,13 @@ def _memory(made: SpeculationPlan) -> Iterator[str]:
 
 
 def _money(made: SpeculationPlan, speed: float) -> str:
+    """Return the price of a million tokens at so many tokens per second, or "" without a price per hour."""
     cost = made.per_million(speed)
     return "" if cost is None else f", {cost:.2f} for a million tokens"
 
 
 def _count(parameters: int) -> str:
+    """Return a number of parameters in words, such as "70 B parameters"."""
     for unit, size in (("T", 1e12), ("B", 1e9), ("M", 1e6)):
         if parameters >= size:
             return f"{parameters / size:.3g} {unit} parameters"
@@ -170,7 +174,7 @@ def plan(
 
     target = model_shape(model)
     drafting = draft_shape(draft, measure=measure)
-    costs = measured_costs(model, draft, settings) if measure else None
+    costs = measured_here(model, draft, settings) if measure else None
     on = chosen or (bare_machine() if measure or settings.step_ms else measured_machine(note))
     made = make_plan(target, drafting, on, accept_probs, settings, costs)
     if json:
@@ -259,7 +263,7 @@ def bare_machine() -> Machine:
     return Machine(model(), total_memory(), lambda _: 1.0, 1.0)
 
 
-def measured_costs(model: str, draft: str, settings: PlanOptions) -> StepCosts:
+def measured_here(model: str, draft: str, settings: PlanOptions) -> CostsByK:
     """Measure steps of these models on this machine. Tests replace this function."""
     from forerun.lab.plan.measured import measured_steps
 

@@ -39,14 +39,13 @@ def quantize(
         bool,
         typer.Option(help=f"Measure what is lost on the bundled {PROSE}, and write it into the model card (minutes)."),
     ] = True,
-    threads: options.HiddenThreads = None,
 ) -> None:
     """Write a folder that forerun serves at 8 or 4 bits without quantizing anew."""
     if quantize not in QUANTISATIONS:
         raise ConfigError(f"--quantize is {quantize!r}, but must be one of {', '.join(QUANTISATIONS)}.")
     from forerun.export.quantized import export_quantized
 
-    options.set_threads(threads)
+    options.set_threads(None)
     typer.echo(f"forerun: quantizing {model}", err=True)
     exported = export_quantized(
         model,

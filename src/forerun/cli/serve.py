@@ -54,11 +54,12 @@ def served_drafters(
 
 
 _REPEATABLE = "Repeatable: requests choose by name, the first is the default."
-_LLM_TYPED = ("acceptance", "cache_memory", "prefix_reuse", "max_model_len")
+_LLM_TYPED = ("acceptance", "cache_memory", "prefix_reuse", "max_model_len", "tensor_parallel_size")
 _SERVER_TYPED = (
     *("host", "port", "api_key", "metrics_key", "allowed_host", "trust_priority", "request_timeout", "journal"),
     "response_template",
 )
+_FIXED = ("max_prompts", "body_timeout", "journal_size")
 INSTALL = "pip install 'forerun[server]'"
 
 DraftModelName = Annotated[
@@ -86,8 +87,8 @@ def serve(
     draft_model: DraftModelName = None,
     speculative_config: SpeculativeConfig = None,
     served_model_name: ServedName = None,
-    server: Annotated[ServerOptions, Flags(typed=_SERVER_TYPED, panel="Server")],
-    ray: Annotated[RayOptions, Flags(typed=options.RAY_TYPED, panel="Ray")],
+    server: Annotated[ServerOptions, Flags(leave_out=_FIXED, typed=_SERVER_TYPED, panel="Server")],
+    ray: Annotated[RayOptions, Flags(leave_out=("ray_timeout",), typed=options.RAY_TYPED, panel="Ray")],
     settings: Annotated[LLMOptions, Flags(typed=(*_LLM_TYPED, *options.LLM_TYPED))],
     engine: Annotated[EngineConfig, Flags("max_batch", "prefill_chunk", typed=("max_batch",))],
     threads: options.Threads = None,

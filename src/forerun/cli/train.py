@@ -56,9 +56,7 @@ def answers(
     target: TargetName = None,
     data: AnswersData = None,
     making: Annotated[AnswerMaking, Flags(typed=("answers", "max_tokens"))],
-    settings: Annotated[
-        LLMOptions, Flags(leave_out=("num_draft_tokens", "acceptance", "tensor_parallel_size"), typed=("device",))
-    ],
+    settings: Annotated[LLMOptions, Flags("device", "quantize", typed=("device",))],
     force: AnswersForce = False,
 ) -> None:
     """Have a target answer prompts, which it writes itself where none are given; the same command goes on after a kill.
@@ -93,14 +91,13 @@ Data = Annotated[
         metavar="PATH",
     ),
 ]
-Work = Annotated[
-    Path | None,
-    typer.Option(help="Folder for checkpoints and packed rows.", metavar="FOLDER", show_default="OUT.run", hidden=True),
-]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with a run that was stopped.")]
 Force = Annotated[bool, typer.Option("--force", help="Begin anew, and replace what OUT holds.")]
 TYPED = ("epochs", "minutes")
-MTP_SIZES = ("draft_vocab", "intermediate_size", "num_heads", "num_kv_heads", "head_dim", "sliding_window")
+FIXED = ("seed", "checkpoint_seconds", "threads", "device", "dtype")
+"""Options of runs that have no key."""
+FEW = (*FIXED, "position_weights", "cached_states")
+"""The same of Medusa heads and MTP layers."""
 
 
 @with_flags
@@ -109,16 +106,15 @@ def eagle(
     out: Out,
     data: Data,
     target: TargetName = None,
-    options: Annotated[EagleTraining, Flags(typed=TYPED)],
+    options: Annotated[EagleTraining, Flags(leave_out=(*FIXED, "position_weights"), typed=TYPED)],
     shape: Annotated[EagleShape, Flags(typed=("version",), panel="Architecture")],
-    work: Work = None,
     resume: Resume = False,
     force: Force = False,
 ) -> None:
     """Train a head that drafts from its target's hidden states (EAGLE-3, or EAGLE-1 by --version 1)."""
     from forerun.train.eagle import EagleKind
 
-    _train(EagleKind(replace(options, shape=shape)), out, work, target, data, resume=resume, force=force)
+    _train(EagleKind(replace(options, shape=shape)), out, target, data, resume=resume, force=force)
 
 
 @with_flags
@@ -127,16 +123,15 @@ def block(
     out: Out,
     data: Data,
     target: TargetName = None,
-    options: Annotated[BlockTraining, Flags(typed=TYPED)],
+    options: Annotated[BlockTraining, Flags(leave_out=FIXED, typed=TYPED)],
     shape: Annotated[BlockShape, Flags(typed=("block_size",), panel="Architecture")],
-    work: Work = None,
     resume: Resume = False,
     force: Force = False,
 ) -> None:
     """Train a head that drafts a whole block in one pass (DFlash), with a bias by the token before (DSpark)."""
     from forerun.train.block import BlockKind
 
-    _train(BlockKind(replace(options, shape=shape)), out, work, target, data, resume=resume, force=force)
+    _train(BlockKind(replace(options, shape=shape)), out, target, data, resume=resume, force=force)
 
 
 @with_flags
@@ -145,9 +140,8 @@ def medusa(
     out: Out,
     data: Data,
     target: TargetName = None,
-    options: Annotated[MedusaTraining, Flags(typed=TYPED)],
+    options: Annotated[MedusaTraining, Flags(leave_out=FEW, typed=TYPED)],
     shape: Annotated[MedusaShape, Flags(typed=("sequential",), panel="Architecture")],
-    work: Work = None,
     resume: Resume = False,
     force: Force = False,
 ) -> None:
@@ -155,7 +149,7 @@ def medusa(
     --sequential)."""
     from forerun.train.medusa import MedusaKind
 
-    _train(MedusaKind(replace(options, shape=shape)), out, work, target, data, resume=resume, force=force)
+    _train(MedusaKind(replace(options, shape=shape)), out, target, data, resume=resume, force=force)
 
 
 @with_flags
@@ -164,25 +158,27 @@ def mtp(
     out: Out,
     data: Data,
     target: TargetName = None,
-    options: Annotated[EagleTraining, Flags(base=MTP_TRAINING, leave_out=("feature_weight",), typed=TYPED)],
-    shape: Annotated[EagleShape, Flags(*MTP_SIZES, "own_output_rows", base=MTP_SHAPE, typed=())],
-    work: Work = None,
+    options: Annotated[EagleTraining, Flags(base=MTP_TRAINING, leave_out=(*FEW, "unroll", "loss"), typed=TYPED)],
+    shape: Annotated[EagleShape, Flags("draft_vocab", base=MTP_SHAPE, typed=())],
     resume: Resume = False,
     force: Force = False,
 ) -> None:
     """Train a decoder layer that drafts from its target's last state, as the MTP layers of DeepSeek-V3 do."""
     from forerun.train.eagle import EagleKind
 
-    _train(EagleKind(replace(options, shape=shape)), out, work, target, data, resume=resume, force=force)
+    _train(EagleKind(replace(options, shape=shape)), out, target, data, resume=resume, force=force)
 
 
-def _train(
-    kind: HeadKind[Any], out: Path, work: Path | None, target: str | None, data: Path, *, resume: bool, force: bool
-) -> None:
+def _train(kind: HeadKind[Any], out: Path, target: str | None, data: Path, *, resume: bool, force: bool) -> None:
     from forerun.train.heads.commands import train_head
 
-    name, folder = chosen_model(target, "--target"), work or out.with_name(out.name + ".run")
-    train_head(out, folder, name, data, kind, this_command(), resume=resume, force=force)
+    name = chosen_model(target, "--target")
+    train_head(out, _work(out), name, data, kind, this_command(), resume=resume, force=force)
+
+
+def _work(out: Path) -> Path:
+    """Return the folder of a run's checkpoints and packed rows."""
+    return out.with_name(out.name + ".run")
 
 
 def _folder(name: str) -> Path:
@@ -211,26 +207,24 @@ def draft(
     out: Out,
     data: Data,
     target: TargetName = None,
-    options: Annotated[DraftTraining, Flags(typed=("tokens", "minutes"))],
+    options: Annotated[DraftTraining, Flags(leave_out=FIXED, typed=("tokens", "minutes"))],
     start: Annotated[
         Path | None,
         typer.Option(help="Folder of a model of the target's tokens to go on from.", metavar="FOLDER"),
     ] = None,
     pruning: Annotated[Pruning, Flags(typed=("layers",), panel="A pruned copy of the target as the start")],
-    work: Work = None,
     resume: Resume = False,
     force: Force = False,
 ) -> None:
     """Train a small model to agree with a target, from a pruned copy of it or from a trained draft."""
     from forerun.train.commands import train_draft
 
-    options, work = replace(options, pruning=pruning), work or out.with_name(out.name + ".run")
     train_draft(
         out,
-        work,
+        _work(out),
         _folder(chosen_model(target, "--target")),
         data,
-        options,
+        replace(options, pruning=pruning),
         this_command(),
         resume=resume,
         force=force,
@@ -259,16 +253,12 @@ def evaluate(
         ),
     ] = None,
     num_draft_tokens: Annotated[int, typer.Option("--num-draft-tokens", "-k", min=1, help="K.", metavar="INT")] = 4,
-    new_tokens: Annotated[
-        int, typer.Option(min=8, help="Tokens the target continues each prompt by.", metavar="INT", hidden=True)
-    ] = 128,
-    machine: Annotated[RunOptions, Flags("threads", "device", typed=("device",))],
+    machine: Annotated[RunOptions, Flags("device")],
     json: Json = False,
 ) -> None:
     """Report a draft's bits per byte, perplexity and acceptance on the held-out files that ship with forerun, or a
     head's acceptance and the speed-up that follows from it on this machine."""
-    settings: Any = {"num_draft_tokens": num_draft_tokens, "new_tokens": new_tokens}
-    settings |= {"threads": machine.threads, "device": machine.device}
+    settings: Any = {"num_draft_tokens": num_draft_tokens, "device": machine.device}
     if head is not None:
         if draft is not None:
             raise ConfigError("--draft and --head are both given. Give the one that is to be measured.")

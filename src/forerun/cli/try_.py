@@ -12,7 +12,7 @@ import typer
 from forerun.cli import options
 from forerun.cli.flags import Flags, with_flags
 from forerun.cli.generate import INTERRUPTED
-from forerun.cli.options import KEPT, LLMOptions, start_command
+from forerun.cli.options import LLMOptions, start_command
 from forerun.cli.output import note
 from forerun.cli.tune import Prompts, TuneProgress, begin, chosen_cases, is_chat, kept, make_task, show
 from forerun.config import EngineConfig, SamplingParams
@@ -38,12 +38,11 @@ def try_(
     *,
     model: options.TargetArgument = None,
     prompts: Prompts = None,
-    llm: Annotated[LLMOptions, Flags(*KEPT, typed=("quantize",))],
-    threads: options.HiddenThreads = None,
+    llm: Annotated[LLMOptions, Flags("device", "quantize", typed=("quantize",))],
 ) -> None:
     """Measure a model with the best drafter that is found for it beside plain decoding, and say what to type."""
-    cases = None if prompts is None else chosen_cases(prompts, None)
-    model, plain, watch = begin(model, llm, threads, "a minute", None)
+    cases = None if prompts is None else chosen_cases(prompts)
+    model, plain, watch = begin(model, llm, "a minute", None)
     loaded = perf_counter()
     cases = cases or _bundled(chat=is_chat(plain))
     from forerun.lab.tune.tuning import tune

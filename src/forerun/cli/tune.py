@@ -19,7 +19,6 @@ from forerun.cli.generate import INTERRUPTED
 from forerun.cli.options import KEPT, LLMOptions, chosen_model
 from forerun.cli.output import log_memory_plan, note, print_json, terminal_width
 from forerun.config import OFF, SamplingParams
-from forerun.lab.tune.arms import LEAST_PROMPTS
 from forerun.utils.fields import Checked, option
 from forerun.utils.workloads import Case, categories_in_turn, load, names
 
@@ -38,13 +37,6 @@ class TuneOptions(Checked):
         3.0, "Time to spend, loading the target apart. Tuning ends earlier if it can.", low=0, above=True
     )
     max_tokens: int = option(128, "Tokens of each answer.", low=2)
-    temperature: float = option(0.0, "At which prompts are answered that ask for none.", low=0, high=100)
-    num_prompts: int | None = option(
-        None,
-        "Prompts that are used, categories in turn.",
-        low=LEAST_PROMPTS,
-        default_text="24 of a bundled workload, all of a file",
-    )
     load: str = option("1", "Requests at once, with commas between several levels.", metavar="N,...")
     drafters: str | None = option(
         None,
@@ -82,7 +74,6 @@ def tune(
     draft: options.DraftName = None,
     settings: Annotated[TuneOptions, Flags(typed=_TYPED)],
     llm: Annotated[LLMOptions, Flags(*KEPT, typed=("device", "quantize"))],
-    threads: options.HiddenThreads = None,
     json: options.Json = False,
 ) -> None:
     """Find the fastest drafter and K for your prompts, and write them down; or say that none is faster than plain."""
@@ -92,16 +83,16 @@ def tune(
     check_json(settings.results, "--results")
     levels = whole_numbers(settings.load, "--load")
     drafters = options.comma_list(settings.drafters, "--drafters") if settings.drafters else []
-    cases = None if prompts is None else chosen_cases(prompts, settings.num_prompts)
-    model, plain, watch = begin(model, llm, threads, f"tuning for {settings.minutes:g} min", note)
+    cases = None if prompts is None else chosen_cases(prompts)
+    model, plain, watch = begin(model, llm, f"tuning for {settings.minutes:g} min", note)
     if prompts is None or cases is None:
         prompts = _CHATS if is_chat(plain) else _RAW
         note(f"no --prompts given, so these are the bundled workload {prompts!r}; your own tell more")
-        cases = chosen_cases(prompts, settings.num_prompts)
+        cases = chosen_cases(prompts)
     from forerun.lab.tune.tuning import tune as tuned
 
     seconds = 60 * settings.minutes
-    params = SamplingParams(temperature=settings.temperature, max_tokens=settings.max_tokens)
+    params = SamplingParams(temperature=0, max_tokens=settings.max_tokens)
     task = make_task(plain, model, cases, prompts, params, seconds, levels=levels, drafters=drafters, draft=draft)
     with TuneProgress(task.seconds) as progress:
         outcome = tuned(task, progress)
@@ -121,7 +112,7 @@ def tune(
 
 
 def begin(
-    model: str | None, llm: LLMOptions, threads: int | None, work: str, plan_to: Callable[[str], None] | None
+    model: str | None, llm: LLMOptions, work: str, plan_to: Callable[[str], None] | None
 ) -> tuple[str, LLM, Watch]:
     """Load the target without a drafter. Return its name, the engine, and what watches the machine from now on.
 
@@ -130,17 +121,17 @@ def begin(
     from forerun.kernels.provenance import Watch
 
     name = chosen_model(model, "MODEL")
-    options.set_threads(threads)
+    options.set_threads(None)
     watch = Watch.begin()
     note(f"loading {name}, then {work} at most")
     with log_memory_plan(plan_to):
         return name, open_plain(name, llm), watch
 
 
-def chosen_cases(prompts: str, count: int | None) -> list[Case]:
+def chosen_cases(prompts: str) -> list[Case]:
     """Load the prompts, categories in turn. Raises ConfigError as `workloads.load`."""
     cases = load(prompts)
-    return categories_in_turn(cases)[: count or (NUM_PROMPTS if prompts in names() else len(cases))]
+    return categories_in_turn(cases)[: NUM_PROMPTS if prompts in names() else len(cases)]
 
 
 def open_plain(model: str, settings: LLMOptions) -> LLM:

@@ -404,9 +404,11 @@ class LLM(Closing):
         """Make a request of each prompt. Any thread may call this, at any time.
 
         Args:
-            prompts, params: as `split_prompts` and `sampling_of` return them.
+            prompts: as `split_prompts` returns them.
+            params: as `sampling_of` returns them.
             template_options: what a chat's template is given beside the messages.
-            stream, flow: as of `Engine.requests`.
+            stream: as of `Engine.requests`.
+            flow: as of `Engine.requests`.
 
         Raises:
             PromptError, SamplingError: one of the requests cannot be served.

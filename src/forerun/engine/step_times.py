@@ -1,4 +1,4 @@
-"""Measured times of a step's parts at batch 1: replays compute whole generations from them, the predictor a step."""
+"""Times of steps: those that are measured before the first request, from which K is chosen, and those at a fixed K."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import math
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
@@ -16,7 +15,7 @@ from forerun.config import OFF, EngineConfig, SamplingParams
 from forerun.drafters import Drafter
 from forerun.engine.engine import Engine
 from forerun.engine.stats import StepStats
-from forerun.models import LanguageModel, Rows, identity
+from forerun.models import LanguageModel, identity
 from forerun.speculation import (
     AutomaticPolicy,
     CostModel,
@@ -28,55 +27,12 @@ from forerun.speculation import (
     StepCost,
     drafter_costs,
 )
-from forerun.speculation.cost_model import COST_TRUSTED, KINDS, Table
+from forerun.speculation.cost_model import KINDS, Table
 from forerun.speculation.cost_store import forward_costs
-from forerun.speculation.predictor import StepCosts
+from forerun.speculation.predictor import CostsByK
 from forerun.types import Draft, Sequence as Tokens, Step
 
-ROWS = (1, 2, 4, 5, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
-"""Rows of a forward at which the target is timed; times between them are interpolated."""
-MIN_SAMPLES = 2
-"""Samples that a count needs for its median to be a point of the curve."""
-
-
 STEP_ROUNDS = 6
-
-
-@dataclass(frozen=True, slots=True)
-class CostCurve:
-    """Seconds as a function of a count: linear between the points, constant beyond them."""
-
-    counts: Sequence[float]
-    seconds: Sequence[float]
-
-    def __call__(self, count: float) -> float:
-        return float(np.interp(count, self.counts, self.seconds))
-
-    @classmethod
-    def of_medians(cls, samples: Mapping[int, Sequence[float]]) -> CostCurve:
-        """Make a curve through the medians of counts with MIN_SAMPLES samples; of all counts, if none has so many."""
-        kept = {count: seconds for count, seconds in samples.items() if len(seconds) >= MIN_SAMPLES} or samples
-        if not kept:
-            return cls([0], [0.0])
-        counts = sorted(kept)
-        return cls(counts, [statistics.median(kept[count]) for count in counts])
-
-
-def target_costs(model: LanguageModel, context: int, rounds: int, rows: Sequence[int] = ROWS) -> CostCurve:
-    """Measure the seconds of a forward by its rows, after `context` cached positions: medians of interleaved rounds."""
-    cache = model.new_cache()
-    filler = [i % model.vocab_size for i in range(max(context, *rows))]
-    model.forward([Rows(cache, filler[:context], num_logits=1)])
-    cache.commit(range(context))
-    samples: dict[int, list[float]] = defaultdict(list)
-    for count in [*rows] * (rounds + 1):
-        start = perf_counter()
-        model.forward([Rows(cache, filler[:count])])
-        samples[count].append(perf_counter() - start)
-        cache.drop()
-    cache.free()
-    return CostCurve.of_medians({count: seconds[1:] for count, seconds in samples.items()})
-
 
 CALIBRATION_ROWS = (1, 5, 2, 3, 8, 4, 6, 12, 16, 32)
 """Rows of the steps that are timed before the first request, the most telling first."""
@@ -240,11 +196,11 @@ def _calibrate_drafter(target: LanguageModel, drafter: Drafter, step_seconds: fl
     stored = drafter_costs((identity(target), *drafter.traits.cost_key))
     if not stored.costs.largest_draft:
         length = CALIBRATION_PROMPT if step_seconds < DRAFT_SECONDS / 32 else CALIBRATION_PROMPT // 4
-        _time_drafts(target, drafter, stored.costs, length, DRAFT_SECONDS)
+        time_drafts(target, drafter, stored.costs, length, DRAFT_SECONDS)
         stored.save()
 
 
-def _time_drafts(
+def time_drafts(
     target: LanguageModel, drafter: Drafter, costs: CostModel, length: int, most_seconds: float = math.inf
 ) -> list[float]:
     """Learn what drafts cost from answers to prompts of this length, until so many seconds are over. Returns the
@@ -264,16 +220,6 @@ def _time_drafts(
     return rest
 
 
-def measured_costs(target: LanguageModel, drafter: Drafter, forwards: CostCurve) -> CostModel:
-    """Measure what a drafter's steps cost beside forwards whose times are known, by rows."""
-    costs, drafting = CostModel(), CostModel()
-    rest = statistics.median(_time_drafts(target, drafter, drafting, CALIBRATION_PROMPT))
-    costs.take_drafts(drafting)
-    for count in map(int, forwards.counts):
-        costs.add_target(KINDS[0], 1, 0, count, forwards(count) + rest, COST_TRUSTED)
-    return costs
-
-
 def step_costs(
     target: LanguageModel,
     tokenizer: Any,
@@ -282,7 +228,7 @@ def step_costs(
     prompt: Sequence[int],
     params: SamplingParams,
     rounds: int = STEP_ROUNDS,
-) -> StepCosts:
+) -> CostsByK:
     """Measure steps with chains of 0 to `most` tokens, and without a drafter: the median step of real generations, in
     the fastest of a few rounds.
 
@@ -309,19 +255,18 @@ def step_costs(
                 parts["target"][num_draft_tokens].append(typical.time_target)
                 parts["draft"][num_draft_tokens].append(typical.time_draft)
                 parts["rest"][num_draft_tokens].append(typical.time_total - typical.time_draft - typical.time_target)
-    curves = {name: _of_fastest(parts, name) for name in parts}
-    return StepCosts(min(plain), *([curve(count) for count in counts] for curve in curves.values()))
+    return CostsByK(min(plain), *(_of_fastest(parts, name, counts) for name in parts))
 
 
-def _of_fastest(parts: Mapping[str, Mapping[int, Sequence[float]]], name: str) -> CostCurve:
+def _of_fastest(parts: Mapping[str, Mapping[int, Sequence[float]]], name: str, counts: Sequence[int]) -> list[float]:
     """Return one part of the step of each count, in the round in which the whole step was the fastest. Other rounds
-    hold time that other programs took."""
-    counts = sorted(parts[name])
+    hold time that other programs took. Counts without a step get what lies between their neighbours."""
+    seen = sorted(parts[name])
     chosen = []
-    for count in counts:
+    for count in seen:
         whole = [sum(each) for each in zip(*(part[count] for part in parts.values()), strict=True)]
         chosen.append(parts[name][count][whole.index(min(whole))])
-    return CostCurve(counts, chosen)
+    return [float(np.interp(count, seen, chosen)) for count in counts]
 
 
 def verified_steps(

@@ -2,7 +2,7 @@
 
 from forerun.speculation.acceptance import AcceptanceStats, Rates, bin_centres, bin_of
 from forerun.speculation.choose_k import AutomaticPolicy, DraftChooser, drafter_costs
-from forerun.speculation.cost_model import CostModel, Curve
+from forerun.speculation.cost_model import CostModel, LearnedCurve
 from forerun.speculation.cost_store import StoredCosts
 from forerun.speculation.policy import (
     DraftOutcome,
@@ -19,11 +19,11 @@ __all__ = [
     "AcceptanceStats",
     "AutomaticPolicy",
     "CostModel",
-    "Curve",
     "DraftChooser",
     "DraftOutcome",
     "DraftPlan",
     "FixedPolicy",
+    "LearnedCurve",
     "PolicyByRequest",
     "Rates",
     "Reason",

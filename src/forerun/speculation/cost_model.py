@@ -26,7 +26,7 @@ COST_TOLERANCE = 0.01
 """Relative change of a mean from which the table is computed again."""
 
 
-class Curve:
+class LearnedCurve:
     """The cost as a function of a whole number: rows of a forward, or nodes requested of a drafter.
 
     Each count seen has a mean of its own, so that steps (kernels that pad) show; between them the shape is
@@ -43,7 +43,7 @@ class Curve:
 
     __slots__ = ("_flat", "_form", "_means", "_shape", "_size", "_stale", "_table", "_tabled", "_weights")
 
-    def __init__(self, size: int, flat: bool = True, shape: Curve | None = None) -> None:
+    def __init__(self, size: int, flat: bool = True, shape: LearnedCurve | None = None) -> None:
         self._size = size
         self._flat = flat
         self._shape = shape
@@ -119,7 +119,7 @@ class Curve:
         self._weights = {x: min(weight, COST_MEMORY / 4) for x, (_, weight) in points.items()}
         self._stale = True
 
-    def take(self, other: Curve) -> None:
+    def take(self, other: LearnedCurve) -> None:
         """Add what another curve has observed."""
         for count, mean in other._means.items():
             self.add(count, mean, other._weights[count])
@@ -202,10 +202,12 @@ class CostModel:
     """
 
     def __init__(self) -> None:
-        self._target: dict[tuple[str, int], Curve] = {}
-        self._shapes: dict[str, Curve] = {}  # by kind, of few sequences
-        self._draft: defaultdict[int, Curve] = defaultdict(partial(Curve, MAX_NUM_DRAFT_TOKENS + 1, flat=False))
-        self._idle = Curve(1)
+        self._target: dict[tuple[str, int], LearnedCurve] = {}
+        self._shapes: dict[str, LearnedCurve] = {}  # by kind, of few sequences
+        self._draft: defaultdict[int, LearnedCurve] = defaultdict(
+            partial(LearnedCurve, MAX_NUM_DRAFT_TOKENS + 1, flat=False)
+        )
+        self._idle = LearnedCurve(1)
         self._follow = (0.0, 0.0)  # seconds and tokens, of which earlier ones have lost weight
         self._context: dict[tuple[str, int], float] = {}
         self._slope = _Slope()
@@ -355,9 +357,9 @@ class CostModel:
         """Add the drafter's time in a step that drafted nothing."""
         self._idle.add(0, seconds / self._pace, share)
 
-    def _new_curve(self, key: tuple[str, int]) -> Curve:
-        shape = self._shapes.setdefault(key[0], Curve(COST_SIZE))
-        curve = self._target[key] = Curve(COST_SIZE, shape=shape)
+    def _new_curve(self, key: tuple[str, int]) -> LearnedCurve:
+        shape = self._shapes.setdefault(key[0], LearnedCurve(COST_SIZE))
+        curve = self._target[key] = LearnedCurve(COST_SIZE, shape=shape)
         return curve
 
     def begin_with(self, steps: CostModel) -> None:
@@ -365,7 +367,7 @@ class CostModel:
         timed = {key: curve for key, curve in steps._target.items() if not self._target.get(key)}
         for kind in KINDS:
             if not self._shapes.get(kind):
-                self._shapes[kind] = Curve(COST_SIZE)
+                self._shapes[kind] = LearnedCurve(COST_SIZE)
                 for curve in timed.values():
                     self._shapes[kind].take(curve)
         for key, curve in timed.items():
@@ -455,7 +457,7 @@ def rounded(rows: int) -> int:
     return min((rows + step // 2) // step * step, COST_SIZE - 1)
 
 
-def _nearest(curves: Mapping[tuple[str, int], Curve], wanted: tuple[str, int]) -> tuple[str, int] | None:
+def _nearest(curves: Mapping[tuple[str, int], LearnedCurve], wanted: tuple[str, int]) -> tuple[str, int] | None:
     """Return the key whose curve to read: the wanted one if it was measured, else that of the nearest batch."""
     if curves.get(wanted):
         return wanted

@@ -51,7 +51,7 @@ class ChainAcceptance:
 
 
 @dataclass(frozen=True, slots=True)
-class StepCosts:
+class CostsByK:
     """Seconds of a step for each sequence in it, by the tokens of its draft, from none on: lists of one length.
 
     Attributes:
@@ -111,7 +111,7 @@ class SpeedPrediction:
     by_k: tuple[Predicted, ...]
 
     @classmethod
-    def of(cls, costs: StepCosts, gains: Sequence[float], accept_probs: Sequence[float] = ()) -> SpeedPrediction:
+    def of(cls, costs: CostsByK, gains: Sequence[float], accept_probs: Sequence[float] = ()) -> SpeedPrediction:
         """Predict every K of these costs.
 
         Args:
@@ -142,7 +142,7 @@ class SpeedPrediction:
         return min((each.break_even for each in self.by_k if each.break_even is not None), default=None)
 
 
-def break_even(costs: StepCosts, num_draft_tokens: int) -> float | None:
+def break_even(costs: CostsByK, num_draft_tokens: int) -> float | None:
     """Return the acceptance of every token at which K draft tokens cost what they gain.
 
     None where they cost more than even complete acceptance gains.

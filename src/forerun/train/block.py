@@ -412,9 +412,9 @@ class BlockKind(HeadKind[BlockTraining]):
         targets = ChainTargets.of(inputs, rows, decayed if options.position_weights == DECAY else weights, options)
         parts = logit_parts(head, inputs.target, outputs.flatten(0, 1), before.flatten())
         total, overlaps = chain_loss(parts, targets)
-        if head.config.confidence and options.confidence_weight:
+        if head.config.confidence:
             confidence = confidence_loss(head, inputs.target, outputs, before, overlaps, decayed)
-            total = total + options.confidence_weight * confidence
+            total = total + confidence
         return total
 
     def predict(self, head: BlockHead, inputs: HeadInputs) -> LogitParts:

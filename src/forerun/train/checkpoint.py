@@ -28,7 +28,7 @@ CHECKPOINT = "checkpoint.pt"
 BEST = "best.pt"
 _REMEDY = "Remove it, and --resume begins this stage again."
 FILE_NAME = "options.json"
-_OTHER = "Set the key work to another folder, or give --force to begin anew."
+_OTHER = "Give another OUT, or --force to begin anew."
 TARGET = "target"
 """Key of the target's fingerprint in the options of a run."""
 DTYPE = "dtype"
@@ -177,8 +177,8 @@ def pin_target(folder: Path, target: PreTrainedModel) -> None:
     former = pinned(folder).string(TARGET, "")
     if not same_target(former, found):
         raise ConfigError(
-            f"{folder} belongs to a run of another target, whose weights are not these. Give that target, set the "
-            "key work to another folder, or give --force to begin anew."
+            f"{folder} belongs to a run of another target, whose weights are not these. Give that target, another OUT, "
+            "or --force to begin anew."
         )
 
 
@@ -197,10 +197,7 @@ def pin(folder: Path, options: dict[str, Any]) -> None:
     changed = sorted(key for key in {*plain, *former} if plain.get(key) != former.get(key))
     if changed:
         described = ", ".join(f"{key} was {str(former.get(key))[:80]} and is {plain.get(key)}" for key in changed)
-        raise ConfigError(
-            f"{folder} belongs to another run: {described}. Give the same options, or set the key work to another "
-            "folder."
-        )
+        raise ConfigError(f"{folder} belongs to another run: {described}. Give the same options, or another OUT.")
 
 
 @contextmanager
@@ -217,9 +214,7 @@ def run_in(work: Path, out: Path, console: Console, *, resume: bool, force: bool
         ConfigError: something is there that would be lost; nothing is there to resume; another process has the folder;
             a file cannot be read or written.
     """
-    with locked(
-        work, ConfigError, wait=False, remedy="Wait until that run ends, or set the key work to another folder."
-    ):
+    with locked(work, ConfigError, wait=False, remedy="Wait until that run ends, or give another OUT."):
         former = _files(work)
         if resume and not former:
             raise ConfigError(f"{work} holds no run to resume. Leave --resume out to start one.")

@@ -113,14 +113,11 @@ def evaluate_pair(
     draft_folder: Path,
     *,
     num_draft_tokens: int,
-    new_tokens: int,
-    threads: int,
+    new_tokens: int = 128,
     device: str | None = None,
 ) -> Evaluation:
     """Measure a pair on the bundled held-out files and prompts."""
     where = training_device(device)
-    if threads:
-        torch.set_num_threads(threads)
     dtype = product_type(AUTO, where)
     target, tokenizer = load(target_folder)
     draft, _ = load(draft_folder)

@@ -116,7 +116,7 @@ class DraftTraining(RunOptions):
     top: int = 32
     """Tokens of each of the target's distributions that are kept."""
     tokens: int = option(10_000_000, "Tokens of distillation, counted with repetitions.", low=1)
-    tokens_per_step: int = option(8_192, "Tokens of one step.", low=1)
+    tokens_per_step: int = 8_192
     loss: str = option(
         "kl-then-tv",
         f"What it is distilled by: {', '.join(LOSSES)}.",
@@ -168,5 +168,7 @@ class AnswerMaking(Checked):
         metavar="WORKLOAD",
     )
     keep_overlap: bool = option(False, "Keep prompts that share 13 words in a row with those for evaluation.")
-    max_batch: int = option(128, "Sequences computed together.", low=1)
-    seed: int = option(0, "Seed of the draws.", low=0)
+    max_batch: int = 128
+    """Sequences computed together."""
+    seed: int = 0
+    """Seed of the draws."""

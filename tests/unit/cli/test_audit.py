@@ -72,10 +72,10 @@ def test_quick_and_the_sizes_that_are_asked_for(invoke: Invoke, monkeypatch: pyt
         return certificate()
 
     monkeypatch.setattr(command, "_of_model", record)
-    invoke("audit", "it", "--quick", "--drafter", "suffix", "--requests", "100", "--seed", "4", "--acceptance", "token")
-    model, drafter, prompts, settings, llm, threads = seen[0]
-    assert (model, drafter, prompts, threads) == ("it", "suffix", None, None)
-    assert settings == quick(AuditOptions(requests=100, seed=4)) and settings.samples < AuditOptions().samples
+    invoke("audit", "it", "--quick", "--drafter", "suffix", "--requests", "100", "--acceptance", "token")
+    model, drafter, prompts, settings, llm = seen[0]
+    assert (model, drafter, prompts) == ("it", "suffix", None)
+    assert settings == quick(AuditOptions(requests=100)) and settings.samples < AuditOptions().samples
     assert llm.acceptance == "token"
 
 

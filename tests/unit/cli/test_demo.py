@@ -36,7 +36,7 @@ def methods(monkeypatch: pytest.MonkeyPatch) -> dict[str, FakeLLM]:
 
 
 def test_the_json_holds_what_it_promises(invoke: Invoke, methods: dict[str, FakeLLM], workload: str) -> None:
-    result = invoke("demo", "--all", "--prompts", workload, "--json", "--rounds", "2")
+    result = invoke("demo", "--all", "--prompts", workload, "--json")
     assert result.exit_code == 0
     rows = json.loads(result.stdout)["results"]
     assert [row["method"] for row in rows] == ["plain", "draft-model", "prompt-lookup"]
@@ -58,7 +58,7 @@ def test_the_json_holds_what_it_promises(invoke: Invoke, methods: dict[str, Fake
 def test_every_prompt_is_measured_in_every_round_after_one_to_warm_up(
     invoke: Invoke, methods: dict[str, FakeLLM], workload: str
 ) -> None:
-    invoke("demo", "--all", "--prompts", workload, "--rounds", "3", "--max-tokens", "7")
+    invoke("demo", "--all", "--prompts", workload, "--max-tokens", "7")
     for fake in methods.values():
         assert [prompt for prompt, _ in fake.requests] == ["def a():"] * 4 + ["def b():"] * 3
         assert all((p.greedy, p.ignore_eos, p.max_tokens) == (True, True, 7) for _, p in fake.requests)

@@ -63,8 +63,6 @@ def test_threads(invoke: Invoke, opened: dict[str, Any], monkeypatch: pytest.Mon
     assert invoke("generate", "a", "--threads", "3").exit_code == 0 and seen == [3]
     for command in ("generate", "chat", "serve"):
         assert "--threads" in invoke(command, "--help").stdout
-    for command in ("batch", "tune", "audit", "quantize"):
-        assert "threads" in " ".join(invoke(command, "--help").stdout.split()).partition("--config file")[2]
 
 
 def test_the_prompt_comes_from_standard_input_unchanged(invoke: Invoke, opened: dict[str, Any]) -> None:
@@ -455,15 +453,10 @@ def test_forms_that_are_refused_before_the_model_is_opened(
     assert "model" not in opened
 
 
-@pytest.mark.parametrize("command", ["generate", "chat", "serve"])
 @pytest.mark.parametrize("flag", ["--tensor-parallel-size", "--tensor-parallel"])
 def test_several_processes_are_refused_before_a_model_is_loaded(
-    invoke: Invoke, opened: dict[str, Any], command: str, flag: str
+    invoke: Invoke, opened: dict[str, Any], flag: str
 ) -> None:
-    result = invoke(command, "bundled", flag, "2")
+    result = invoke("serve", "bundled", flag, "2")
     assert result.exit_code == 2 and "model" not in opened
     assert "tensor_parallel_size is 2, but forerun computes a model in one process." in " ".join(result.stderr.split())
-
-
-def test_one_process_may_be_asked_for(invoke: Invoke, opened: dict[str, Any]) -> None:
-    assert invoke("generate", "x", "--tensor-parallel-size", "1").exit_code == 0

@@ -12,12 +12,13 @@ from forerun.lab.bench import padded_model as widened
 from tools import toys
 
 Invoke = Callable[..., Result]
-TINY = ("--device", "cpu", "--parameters", "20M", "--draft-parameters", "3M")
+TINY = ("--device", "cpu", "--parameters", "20M")
 
 
 @pytest.fixture(autouse=True)
 def few_layers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(widened, "_LAYERS", ((float("inf"), 2),))
+    monkeypatch.setattr(gpu, "DRAFT_PARAMETERS", "3M")
 
 
 def test_a_model_in_memory_gives_the_text_of_its_source() -> None:

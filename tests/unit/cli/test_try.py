@@ -58,9 +58,9 @@ def test_a_folder_and_a_file_with_a_smaller_model_beside(
         else:
             write_gguf(tmp_path / name, tiny(width))
     target = str(tmp_path / names[0])
-    result = invoke("try", target, "--prompts", str(prompts), "--dtype", "float32")
+    result = invoke("try", target, "--prompts", str(prompts), "--quantize", "none")
     assert result.exit_code == 0, result.output
-    assert f"forerun serve --model {target}" in result.stdout and "--dtype float32" in result.stdout
+    assert f"forerun serve --model {target}" in result.stdout and "--quantize none" in result.stdout
 
 
 @pytest.mark.parametrize(

@@ -221,6 +221,8 @@ FLAGS = {
     ("generate", "hi", "--load-in-4bit"): "Did you mean --quantize int4?",
     ("generate", "hi", "--guided-json", "{}"): "Did you mean --json-schema?",
     ("generate", "--prompt", "hi"): "Give the prompt itself first",
+    ("generate", "hi", "--tensor-parallel-size", "2"): "forerun computes a model in one process",
+    ("tune", "bundled", "--threads", "2"): "Set the environment variable OMP_NUM_THREADS.",
     ("chat", "--ctx-size", "64"): "the key max_model_len of a --config file",
     ("serve", "bundled", "--max-num-seqs", "4"): "Did you mean --max-batch?",
     ("serve", "bundled", "--gpu-memory-utilization", "0.9"): "Did you mean --cache-memory?",

@@ -30,9 +30,9 @@ def bundled() -> Iterator[Served]:
 
 
 def prediction(num_words: int) -> dict[str, Any]:
-    rng = random.Random(1)
     words = ("return", "value", "self", "index", "lambda", "None", "class", "yield", "range")
-    return {"type": "content", "content": " ".join(f"{rng.choice(words)}{rng.randrange(10)}" for _ in range(num_words))}
+    numbered = [f"{word}{number}" for word in words for number in range(10)]
+    return {"type": "content", "content": " ".join(random.Random(1).choices(numbered, k=num_words))}
 
 
 def assert_flows(seen: Seen) -> None:

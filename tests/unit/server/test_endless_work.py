@@ -46,47 +46,71 @@ def post(served: Served, path: str, body: dict[str, Any], key: str = "one", limi
     return httpx.post(f"{served.url}{path}", json=body, headers=headers, timeout=limit)
 
 
+SECONDS = 0.15
+
+
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
     for module, name in ((compiling, "_SECONDS"), (chat_template, "_RENDER_SECONDS"), (vocabulary, "_SECONDS")):
-        monkeypatch.setattr(module, name, 0.3)
+        monkeypatch.setattr(module, name, SECONDS)
     llm = fake_llm()
     llm.tokenizer.chat_template = HANGS_AT_THE_THIRD_TURN
     with serving(llm, api_key=("one", "two")) as running:
         yield running
 
 
-MUCH = "0.3 s of processor time"
+MUCH = f"{SECONDS} s of processor time"
+PATHS: list[tuple[children.Children, str, dict[str, Any], str | None]] = [
+    (CHILDREN, "/v1/chat/completions", form(bomb(0)), "response_format"),
+    (CHILDREN, "/v1/chat/completions", CHAT | {"guided_json": bomb(1)}, "guided_json"),
+    (CHILDREN, "/v1/completions", {"prompt": "a", "structured_outputs": {"json": bomb(2)}}, "structured_outputs"),
+    (
+        CHILDREN,
+        "/v1/responses",
+        {"input": "hello", "text": {"format": {"type": "json_schema", "name": "it", "schema": bomb(3)}}},
+        "text",
+    ),
+    (
+        CHILDREN,
+        "/v1/messages",
+        CHAT | {"output_config": {"format": {"type": "json_schema", "schema": bomb(4)}}},
+        None,
+    ),
+    (RENDERERS, "/v1/chat/completions", TURNS, "messages"),
+    (RENDERERS, "/v1/responses", {"input": TURNS["messages"]}, "input"),
+    (RENDERERS, "/v1/messages/count_tokens", TURNS, None),
+    (RENDERERS, "/tokenize", {"messages": TURNS["messages"]}, "messages"),
+]
+"""Who works, path, body, and what the error names: Anthropic's errors have no field."""
 
 
-@pytest.mark.parametrize(
-    ("path", "body", "param"),
-    [
-        ("/v1/chat/completions", form(bomb(0)), "response_format"),
-        ("/v1/chat/completions", CHAT | {"guided_json": bomb(1)}, "guided_json"),
-        ("/v1/completions", {"prompt": "a", "structured_outputs": {"json": bomb(2)}}, "structured_outputs"),
-        (
-            "/v1/responses",
-            {"input": "hello", "text": {"format": {"type": "json_schema", "name": "it", "schema": bomb(3)}}},
-            "text",
-        ),
-        (
-            "/v1/messages",
-            CHAT | {"output_config": {"format": {"type": "json_schema", "schema": bomb(4)}}},
-            None,  # Anthropic's errors have no field
-        ),
-        ("/v1/chat/completions", TURNS, "messages"),
-        ("/v1/responses", {"input": TURNS["messages"]}, "input"),
-        ("/v1/messages/count_tokens", TURNS, None),
-        ("/tokenize", {"messages": TURNS["messages"]}, "messages"),
-    ],
-)
-def test_what_takes_too_long_is_refused(served: Served, path: str, body: dict[str, Any], param: str | None) -> None:
+def assert_refused(served: Served, path: str, body: dict[str, Any], param: str | None) -> None:
     refused = post(served, path, body)
     error = refused.json()["error"]
     assert refused.status_code == 400 and MUCH in error["message"]
     assert param is None or error["param"] == param
+
+
+@pytest.mark.parametrize(("path", "body", "param"), [PATHS[0][1:], PATHS[5][1:]])
+def test_what_takes_too_long_is_refused(served: Served, path: str, body: dict[str, Any], param: str | None) -> None:
+    assert_refused(served, path, body, param)
     assert post(served, "/v1/chat/completions", CHAT).status_code == 200
+
+
+@pytest.mark.parametrize(("pool", "path", "body", "param"), PATHS)
+def test_every_path_says_what_takes_too_long(
+    served: Served,
+    pool: children.Children,
+    path: str,
+    body: dict[str, Any],
+    param: str | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def exceeded(*_: Any, **__: Any) -> None:
+        raise children.TaskLimitError(f"takes more than {MUCH}")
+
+    monkeypatch.setattr(pool, "perform", exceeded)
+    assert_refused(served, path, body, param)
 
 
 def test_a_long_text_that_takes_too_long(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,14 +134,15 @@ def test_more_than_the_context_can_hold_is_not_encoded(served: Served, monkeypat
     assert refused.status_code == 400 and refused.json()["error"]["param"] == "tokens"
 
 
-def test_one_key_leaves_the_others_alone(served: Served) -> None:
-    """Sixteen schemas without end at once; another key's own schema is compiled meanwhile."""
-    with ThreadPoolExecutor(16) as clients:
-        attacks = [clients.submit(post, served, "/v1/chat/completions", form(bomb(n))) for n in range(16)]
+def test_one_key_leaves_the_others_alone(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight schemas without end at once; another key's own schema is compiled meanwhile."""
+    monkeypatch.setattr(compiling, "_SECONDS", 0.3)
+    with ThreadPoolExecutor(8) as clients:
+        attacks = [clients.submit(post, served, "/v1/chat/completions", form(bomb(n))) for n in range(8)]
         until(lambda: len(CHILDREN._idle) < MOST_CHILDREN and served.service._preparation._running["key 0"] > 0)
         assert post(served, "/v1/chat/completions", form({"enum": ["a"]}), "two").status_code == 200
         assert httpx.get(f"{served.url}/health").status_code == 200
-        assert sum(attack.done() for attack in attacks) < 16
+        assert sum(attack.done() for attack in attacks) < 8
         assert {attack.result().status_code for attack in attacks} == {400}
 
 
@@ -139,7 +164,7 @@ def test_the_work_ends_when_the_client_leaves(
 
     monkeypatch.setattr(pool, "perform", noted)
     with pytest.raises(httpx.ReadTimeout):
-        post(served, "/v1/chat/completions", body, limit=1.0)
+        post(served, "/v1/chat/completions", body, limit=0.5)
     until(lambda: bool(ended))
     assert isinstance(ended[0], children.TaskError) and not isinstance(ended[0], children.TaskLimitError)
 

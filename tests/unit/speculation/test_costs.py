@@ -15,13 +15,13 @@ import pytest
 from forerun.config import COST_CACHE_VARIABLE
 from forerun.errors import ConfigError
 from forerun.speculation import CostModel, StoredCosts, cost_store
-from forerun.speculation.cost_model import Curve, bucket, rounded
+from forerun.speculation.cost_model import LearnedCurve, bucket, rounded
 from forerun.utils import entry_file
 from forerun.utils.files import locked
 from forerun.utils.home import HOME_VARIABLE
 
 
-def learn(curve: Curve, points: dict[int, float], times: int = 8) -> Curve:
+def learn(curve: LearnedCurve, points: dict[int, float], times: int = 8) -> LearnedCurve:
     for _ in range(times):
         for count, seconds in points.items():
             curve.add(count, seconds)
@@ -29,20 +29,20 @@ def learn(curve: Curve, points: dict[int, float], times: int = 8) -> Curve:
 
 
 def test_what_was_seen_is_believed() -> None:
-    table = learn(Curve(65), {1: 1.0, 5: 1.5, 17: 3.0}).table()
+    table = learn(LearnedCurve(65), {1: 1.0, 5: 1.5, 17: 3.0}).table()
     assert table[[1, 5, 17]] == pytest.approx([1.0, 1.5, 3.0], rel=0.02)
     assert 1.0 < table[3] < 1.3 and 3.0 < table[30] < 6.5
     assert (np.diff(table) >= 0).all()
 
 
 def test_costs_that_come_in_steps() -> None:
-    table = learn(Curve(33), {1: 1.0, 4: 1.0, 5: 2.0, 8: 2.0}).table()
+    table = learn(LearnedCurve(33), {1: 1.0, 4: 1.0, 5: 2.0, 8: 2.0}).table()
     assert table[4] == pytest.approx(1.0, rel=0.02) and table[5] == pytest.approx(2.0, rel=0.02)
 
 
 def test_more_never_costs_less() -> None:
     rng = np.random.default_rng(0)
-    curve = Curve(65)
+    curve = LearnedCurve(65)
     for _ in range(500):
         count = int(rng.integers(1, 40))
         curve.add(count, (1 + 0.01 * count) * float(np.exp(0.3 * rng.standard_normal())))
@@ -51,25 +51,25 @@ def test_more_never_costs_less() -> None:
 
 
 def test_a_hiccup_does_not_stick_wherever_it_comes() -> None:
-    late = learn(Curve(9), {1: 1.0, 4: 1.2})
+    late = learn(LearnedCurve(9), {1: 1.0, 4: 1.2})
     late.add(4, 50.0)
     assert late.table()[4] < 1.6
-    early = Curve(9)
+    early = LearnedCurve(9)
     early.add(4, 50.0)
     early.add(4, 1.0)
     assert early.table()[4] < 1.1
-    first_of_its_kind = learn(Curve(9), {1: 1.0})
+    first_of_its_kind = learn(LearnedCurve(9), {1: 1.0})
     first_of_its_kind.add(4, 50.0)
     assert first_of_its_kind.table()[4] < 3.5
 
 
 def test_one_point_of_a_drafter_means_in_proportion_of_a_forward_nearly_flat() -> None:
-    assert learn(Curve(9, flat=False), {2: 1.0}).table()[8] == pytest.approx(4.0, rel=0.1)
-    assert learn(Curve(9), {2: 1.0}).table()[8] < 1.3
+    assert learn(LearnedCurve(9, flat=False), {2: 1.0}).table()[8] == pytest.approx(4.0, rel=0.1)
+    assert learn(LearnedCurve(9), {2: 1.0}).table()[8] < 1.3
 
 
 def test_nothing_at_no_cost_is_no_division() -> None:
-    assert np.isfinite(learn(Curve(9), {0: 0.0, 3: 0.0}).table()).all()
+    assert np.isfinite(learn(LearnedCurve(9), {0: 0.0, 3: 0.0}).table()).all()
 
 
 def test_buckets_and_rounding() -> None:

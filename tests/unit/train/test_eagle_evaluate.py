@@ -13,7 +13,7 @@ from torch import Tensor
 from families import make_family
 from forerun.drafters.eagle.model import EagleModel
 from forerun.models import Model, Rows, load_model
-from forerun.speculation.predictor import StepCosts
+from forerun.speculation.predictor import CostsByK
 from forerun.train.card import NOT_JUDGED
 from forerun.train.data.packed import NO_DOCUMENT, PackedDocument, PackedShard, pack
 from forerun.train.eagle import EagleHead, EagleKind
@@ -116,14 +116,14 @@ def test_an_answer_is_the_run_of_wanted_tokens_at_the_end_of_its_document() -> N
 
 
 def test_the_predicted_speed_up_is_of_measured_steps() -> None:
-    costs = StepCosts(10.0, [9.0, 10.0, 11.0], [0.5, 2.0, 3.0], [0.5, 1.0, 1.0])
+    costs = CostsByK(10.0, [9.0, 10.0, 11.0], [0.5, 2.0, 3.0], [0.5, 1.0, 1.0])
     score = heads_evaluate.HeadScore(2, reached=[10, 5], accepted=[5, 4])
     speedups = HeadReport.of(score, costs).speedups
     assert speedups[1] == pytest.approx(1.5 * 10 / 13) and speedups[2] == pytest.approx(1.9 * 10 / 15)
 
 
 def test_nothing_is_said_of_what_could_not_be_judged() -> None:
-    costs = StepCosts(10.0, [9.0, 10.0, 11.0], [0.5, 2.0, 3.0], [0.5, 1.0, 1.0])
+    costs = CostsByK(10.0, [9.0, 10.0, 11.0], [0.5, 2.0, 3.0], [0.5, 1.0, 1.0])
     report = HeadReport.of(heads_evaluate.HeadScore(2), costs)
     assert report.speedups == {} and report.lines() == [f"- Evaluation: {NOT_JUDGED}"]
     assert report.record()["mean_acceptance_length"] is report.record()["overlap_at_temperature_1"] is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import random
 import signal
@@ -14,6 +15,7 @@ import pytest
 import torch
 from rich.console import Console
 
+from forerun.config import SHIPPED_HEADS
 from forerun.errors import ConfigError
 from forerun.train.card import load_tokenizer, read_record, save as save_folder
 from forerun.train.checkpoint import CHECKPOINT, LoopState, load_checkpoint, pin, run_in, save_checkpoint
@@ -23,6 +25,8 @@ from forerun.train.defaults import DraftTraining
 from forerun.train.draft import samples
 from forerun.train.draft.samples import Shard, ShardBatches, sample_all, write_shard
 from forerun.train.evaluate import TopProbs
+from forerun.train.heads.options import BlockTraining, EagleTraining, HeadTraining, MedusaTraining
+from forerun.train.heads.run import FREE, pinned_options
 from forerun.train.loop import Loop
 from forerun.train.optim import Optimisers
 from tools import lm
@@ -88,8 +92,19 @@ def test_a_full_disk_leaves_the_former_checkpoint(checkpoint: Path, monkeypatch:
 @pytest.mark.parametrize("content", [b"", b'{"seed": 1', b"[1]", b"\xff", b"[" * 10_000])
 def test_damaged_options_are_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "options.json").write_bytes(content)
-    with pytest.raises(ConfigError, match=r"options\.json: it .*the key work"):
+    with pytest.raises(ConfigError, match=r"options\.json: it .*another OUT"):
         pin(tmp_path, {"seed": 1})
+
+
+@pytest.mark.parametrize(
+    ("head", "options"), [("eagle", EagleTraining()), ("block", BlockTraining()), ("medusa", MedusaTraining())]
+)
+def test_runs_that_were_begun_with_more_options_go_on(head: str, options: HeadTraining) -> None:
+    """The records of the heads that are shipped hold all that there were."""
+    made = json.loads((SHIPPED_HEADS / head / "bundled" / "training.json").read_text())["options"]
+    found = pinned_options(options)
+    assert made.keys() <= found.keys() | set(FREE) and made["shape"].keys() == found["shape"].keys()
+    assert all(made[name] == found[name] for name in ("warmup_steps", "weight_decay", "dropout", "noise"))
 
 
 def test_a_damaged_record_or_tokenizer_is_named(files: list[SourceFile], tmp_path: Path) -> None:

@@ -33,7 +33,6 @@ class AcceptanceOptions:
 
     num_draft_tokens: str = option("4", "Values of K, with commas between them.", metavar="K,...")
     temperatures: str = option("0", "With commas between them.", metavar="FLOAT,...")
-    ignore_eos: bool = option(False, "Go on past the end of text, as `bench generate` does.")
 
 
 @with_flags
@@ -42,8 +41,6 @@ def acceptance(
     model: options.ModelName = None,
     compared: Annotated[CompareOptions, Flags(base=CompareOptions(prompts="questions", max_tokens=64))],
     settings: Annotated[AcceptanceOptions, Flags()],
-    llm: Annotated[LLMOptions, Flags("dtype")],
-    threads: options.Threads = None,
     json: JsonFile = None,
 ) -> None:
     """Measure the acceptance of drafts of K tokens by category and position, many prompts at once, without timing."""
@@ -51,19 +48,19 @@ def acceptance(
     temperatures = non_negative(settings.temperatures, "--temperatures")
     model = chosen_model(model)
     chosen = choose_drafters(model, None, compared.drafters)
-    watch = begin(threads, json)
+    watch = begin(None, json)
     from forerun.engine import LLM
     from forerun.lab.bench import acceptance as bench
     from forerun.lab.bench.prompts import prepare
     from forerun.lab.bench.recorded import acceptance_figures, drafter_facts, prompt_facts, target_facts
 
-    plain, most = open_plain(model, llm), compared.max_tokens
+    plain, most = open_plain(model, LLMOptions()), compared.max_tokens
     prompts, rows = prepare(plain, cases, most), []
     fixed: Any = {"tokenizer": plain.tokenizer, "seed": 0, "max_batch": MAX_BATCH, "prefix_reuse": OFF}
     for (name, spec), k in product(chosen.items(), counts):
         say(f"{name}, K={k}")
         engine = LLM(plain.target, spec, num_draft_tokens=k, **fixed)
-        rows += bench.measure(engine, name, k, prompts, most, temperatures, settings.ignore_eos)
+        rows += bench.measure(engine, name, k, prompts, most, temperatures)
     target = target_facts(model, plain.target)
     tables = [
         Table.of(
@@ -78,7 +75,7 @@ def acceptance(
         tables,
         target,
         drafter_facts(chosen, counts),
-        {"max_tokens": most, "ignore_eos": settings.ignore_eos, "max_batch": MAX_BATCH},
+        {"max_tokens": most, "ignore_eos": False, "max_batch": MAX_BATCH},
         [each for workload, requests in prompts.items() for each in prompt_facts(workload, requests)],
         figures=acceptance_figures(rows),
     )

@@ -42,9 +42,6 @@ class GenerateOptions:
     temperatures: str = option("0", "With commas between them; a workload may have its own.", metavar="FLOAT,...")
     rounds: int = option(1, "Interleaved rounds per prompt.", low=1)
     assisted: str = option("2,4,6,8", "Values of K for Transformers' assisted generation.", metavar="K,...")
-    stop_at_eos: bool = option(
-        False, "Stop at the end of text. Without it all go on past it, chats too, so that all do the same work."
-    )
 
 
 @with_flags
@@ -83,16 +80,14 @@ def generate(
     measured = Speeds(f"{target.name}, {target.number_format}", {method: name for method, (name, _) in named.items()})
     for name, requests in prompts.items():
         for temperature in temperatures(cases[name]) or temperature_list:
-            params = SamplingParams(
-                temperature=temperature, max_tokens=compared.max_tokens, ignore_eos=not settings.stop_at_eos
-            )
+            params = SamplingParams(temperature=temperature, max_tokens=compared.max_tokens, ignore_eos=True)
             measured.add(methods, name, requests, params, settings.rounds, details=details)
     report = Report(
         "generate",
         measured.tables,
         target,
         drafter_facts(chosen, counts),
-        {"max_tokens": compared.max_tokens, "rounds": settings.rounds, "stop_at_eos": settings.stop_at_eos},
+        {"max_tokens": compared.max_tokens, "rounds": settings.rounds, "stop_at_eos": False},
         measured.prompts,
         measured.rows,
         measured.figures,

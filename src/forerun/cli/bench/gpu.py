@@ -27,6 +27,8 @@ Section = tuple[str, "Callable[[], Table]"]
 NUM_PROMPTS, PROMPT_TOKENS = 4, 200
 """Number of prompts of held-out code, and the last tokens of each that are used."""
 MAX_TOKENS = 64
+DRAFT_PARAMETERS = "800M"
+"""Size of the draft model."""
 CONTEXT = 512
 """Positions before the forwards that are timed."""
 
@@ -37,7 +39,6 @@ class GpuOptions:
 
     device: str = option("cuda", "Where models compute.", metavar="DEVICE")
     parameters: str = option("8B", "Size of the target, which gives the bundled one's text.", metavar="SIZE")
-    draft_parameters: str = option("800M", "Size of the draft model.", metavar="SIZE")
     sections: str | None = option(None, "Those to measure, by their names, with commas.", metavar="NAMES")
 
 
@@ -110,7 +111,7 @@ class _DeviceModels:
 
     def draft(self) -> Model:
         """Return the draft model."""
-        return self._model(BUNDLED_DRAFT, self._chosen.draft_parameters)
+        return self._model(BUNDLED_DRAFT, DRAFT_PARAMETERS)
 
     def prompts(self) -> list[list[int]]:
         """Return the token ids of held-out code."""
@@ -165,7 +166,7 @@ class _DeviceModels:
 
         self.free()
         target = self._wide(BUNDLED_TARGET, self._chosen.parameters)
-        draft = self._wide(BUNDLED_DRAFT, self._chosen.draft_parameters)
+        draft = self._wide(BUNDLED_DRAFT, DRAFT_PARAMETERS)
         return transformers_table(target, draft, self.prompts(), MAX_TOKENS)
 
     def free(self) -> None:

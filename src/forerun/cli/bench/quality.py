@@ -31,8 +31,7 @@ def quality(
         Flags(
             "prompts",
             "num_prompts",
-            "max_tokens",
-            base=CompareOptions(prompts=PROMPTS, num_prompts=NUM_PROMPTS, max_tokens=MAX_TOKENS),
+            base=CompareOptions(prompts=PROMPTS, num_prompts=NUM_PROMPTS),
         ),
     ],
     threads: options.Threads = None,
@@ -47,13 +46,13 @@ def quality(
     from forerun.lab.results.files import without_folders
     from forerun.lab.results.schema import TargetFacts
 
-    rows = measure(model, FORMATS, cases, compared.max_tokens)
+    rows = measure(model, FORMATS, cases, MAX_TOKENS)
     title = f"{without_folders(model)}: what the weights' format costs, beside float32"
     report = Report(
         "quality",
         [Table.of(title, COLUMNS, rows)],
         TargetFacts(without_folders(model), REFERENCE),
-        settings={"max_tokens": compared.max_tokens, "formats": FORMATS},
+        settings={"max_tokens": MAX_TOKENS, "formats": FORMATS},
         figures=quality_figures(rows),
     )
     print_report(report, watch, json)

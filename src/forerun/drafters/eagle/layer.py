@@ -45,18 +45,23 @@ class ReferenceEagleLayer:
         self.planner: Planner = self._decoder.planner
 
     def fuse(self, states: Tensor) -> Tensor:
-        """Fuse the target's states, for version 3. states: [n, layers, target_hidden_size] in float32 or float64."""
+        """Fuse the target's states for a head of version 3, [n, hidden_size].
+
+        Args:
+            states: [n, layers, target_hidden_size] in float32 or float64.
+        """
         return fused_states(self._made, self._fuse, self._state_norms, states)
 
     def forward(self, layout: Layout, embedding: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute rows, which join what their caches hold.
+        """Compute rows, whose keys and values join their caches.
 
         Args:
-            embedding: [T, target_hidden_size] of the rows' tokens. states: [T, S]. Both as those of `fuse`.
+            embedding: [T, target_hidden_size], of the rows' tokens, in float32 or float64.
+            states: [T, S], of the tokens before them: the target's, fused for version 3, or the head's own.
 
         Returns:
-            [R, draft_vocab_size] logits of the wanted rows, perhaps padded; [T, hidden_size] the rows' states for those
-            that follow them, of the rows whose hidden states are returned.
+            [R, draft_vocab_size] logits of the requested rows, perhaps padded, and [., hidden_size] states for the next
+            rows, of the rows whose hidden states the layout asks for.
         """
         output, decoder = self._layers(layout, embedding, states), self._decoder
         handed_on = HiddenStateOutputs((decoder.num_layers,) * self._config.norm_output, layout)
@@ -68,32 +73,42 @@ class ReferenceEagleLayer:
     def draft_session(
         self, caches: Sequence[Cache], pick: Pick, embed: Callable[[Tensor], Tensor]
     ) -> DraftSession | None:
-        """Return a session that drafts chains row by row, or None. embed: [n] token ids -> [n, target_hidden_size]."""
+        """Return a session that drafts chains row by row; None if this backend has none.
+
+        Args:
+            embed: [n] token ids -> [n, target_hidden_size].
+        """
         return None
 
     def keys(self, batch: Sequence[Rows], embedding: Tensor, states: Tensor) -> None:
-        """Compute the keys and values of rows alone, which join their caches' scratch. embedding, states: as those of
-        `forward`, without padding."""
+        """Compute only the keys and values of rows, which join their caches' scratch.
+
+        Args:
+            embedding, states: as of `forward`, without padding.
+        """
         layout = lay_out(batch, self.planner)
         self._layers(layout, *(_padded(x, layout.num_rows) for x in (embedding, states)))
 
     def blocks(self, batch: Sequence[Rows], embedding: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute the rows of blocks (`Rows.is_block`), which join their caches' scratch. The rest as `forward`, of all
-        rows, without padding."""
+        """Compute the rows of blocks (`Rows.is_block`), whose keys and values join their caches' scratch.
+
+        Arguments and results are those of `forward`, for all rows, without padding.
+        """
         layout = lay_out(batch, self.planner)
         logits, outputs = self.forward(layout, *(_padded(x, layout.num_rows) for x in (embedding, states)))
         return logits[: layout.num_new], outputs
 
     def _layers(self, layout: Layout, embedding: Tensor, states: Tensor) -> Tensor:
-        """Compute the layers for all rows, [T, hidden]."""
+        """Return the output of the head's last layer, [T, hidden_size]. Arguments are those of `forward`."""
         made, decoder, nothing = self._made, self._decoder, HiddenStateOutputs((), layout)
         pair = [embedding, states]
         for place, norm in enumerate(self._entry_norms):
             pair[place] = rms_norm(pair[place], norm, self._eps)
         read = torch.cat(pair, 1)
-        if self._config.version == 1:
+        if self._config.version == 1:  # fc makes the hidden state of embedding and state, and the layers are whole
             x = made.multiply(self._fuse, read).to(made.takes)
             return decoder.through(x, layout, 0, decoder.num_layers, nothing)
+        # version 3: attention of the first layer reads both, and the state is its residual
         x = pair[1] if self._config.norm_before_residual else states
         if self._embedding_residual is not None:
             x = x + made.multiply(self._embedding_residual, embedding)
@@ -102,12 +117,12 @@ class ReferenceEagleLayer:
 
 
 def _padded(x: Tensor, num_rows: int) -> Tensor:
-    """Return [num_rows, ...], the last row repeated."""
+    """Return x with its last row repeated up to [num_rows, ...]."""
     return torch.cat([x, x[-1:].expand(num_rows - len(x), -1)])
 
 
 class NativeEagleLayer(NativeHead[EagleConfig]):
-    """`ReferenceEagleLayer` by the native library; every call reads the head's weights once.
+    """Computes what `ReferenceEagleLayer` does by the native library; a call reads the head's weights once.
 
     Args:
         made: makes the layers of the head's tensors.
@@ -147,9 +162,10 @@ class NativeEagleLayer(NativeHead[EagleConfig]):
     def compute(
         self, rows: RowsStruct, embedding: Tensor, states: Tensor, wanted: Tensor, x: Tensor, logits: Tensor
     ) -> None:
-        """Write what all rows hand on, x [T, hidden_size], and the logits of the wanted ones.
+        """Write the states of all rows for the next rows to x, [T, hidden_size], and the logits of the wanted rows.
 
-        embedding, states: [T, .], contiguous.
+        Args:
+            embedding, states: as of `forward`, contiguous.
         """
         library, count, last = self._library, len(wanted), self._decoder.num_layers
         given, threads = (embedding.data_ptr(), states.data_ptr(), wanted.data_ptr()), torch.get_num_threads()
@@ -167,7 +183,7 @@ class NativeEagleLayer(NativeHead[EagleConfig]):
             library.head(model, len(x), x.data_ptr(), None, threads)
 
     def _computed(self, rows: RowsStruct, embedding: Tensor, states: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the logits of the wanted rows, and the states of all rows for those that follow."""
+        """Return the logits of the wanted rows, and the states of all rows for the next rows."""
         x = torch.empty(len(embedding), self._config.hidden_size)
         logits = torch.empty(len(wanted), self._config.draft_vocab_size)
         self.compute(rows, embedding.contiguous(), states.contiguous(), wanted, x, logits)
@@ -190,7 +206,7 @@ class NativeEagleLayer(NativeHead[EagleConfig]):
 
 
 class NativeEagleChains(NativeDraftSession):
-    """Chains of an EAGLE head.
+    """Drafts chains with an EAGLE head in native code.
 
     Args:
         caches, pick, embed: as of `ReferenceEagleLayer.draft_session`.

@@ -1,6 +1,6 @@
-"""Prompt lookup: copies what followed the last few tokens when they last occurred in this sequence.
+"""Prompt lookup: copy what followed the last few tokens when they last occurred in this sequence.
 
-Saxena, "Prompt Lookup Decoding", 2023; here the longest match is taken, of equally long ones the most recent.
+Saxena, "Prompt Lookup Decoding", 2023. The longest match is used, of equally long ones the most recent.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class NgramIndex:
         self._num_indexed = 0
 
     def update(self, token_ids: list[int]) -> None:
-        """Index the n-grams that end before the last token; the one at the very end would find itself."""
+        """Index the n-grams that end before the last token. An n-gram at the very end would only find itself."""
         ends, sizes = self._ends, range(self._min, self._max + 1)
         for end in range(self._num_indexed + 1, len(token_ids)):
             for size in sizes:
@@ -32,7 +32,11 @@ class NgramIndex:
         self._num_indexed = max(self._num_indexed, len(token_ids) - 1)
 
     def find(self, token_ids: list[int]) -> tuple[int, int] | None:
-        """Index after the longest, most recent earlier match of the list's end, and how many tokens match."""
+        """Find the longest earlier match of the list's end, of equally long ones the most recent.
+
+        Returns:
+            The index of the token after the match, and how many tokens match; None without a match.
+        """
         for size in range(min(self._max, len(token_ids)), self._min - 1, -1):
             end = self._ends.get(tuple(token_ids[-size:]))
             if end is not None:
@@ -41,7 +45,7 @@ class NgramIndex:
 
 
 class PromptLookup(CopyDrafter):
-    """Drafts by copying from the sequence itself; no model, no training. Chosen, never drawn.
+    """Drafts a chosen chain by copying from the sequence itself, without a model.
 
     Args:
         min_ngram: tokens that must match (1 or more).
@@ -79,6 +83,10 @@ class PromptLookup(CopyDrafter):
         self._indices[sequence].update(sequence.token_ids[:end])
 
     def _copy(self, sequence: Sequence, count: int) -> tuple[list[int], list[int]]:
+        """Copy the `count` tokens that follow the longest match, with the match length of each; none without a match.
+
+        If fewer than `count` tokens follow the match, they repeat.
+        """
         index = self._indices[sequence]
         tokens = sequence.token_ids
         index.update(tokens)
@@ -87,6 +95,6 @@ class PromptLookup(CopyDrafter):
             return [], []
         start, size = found
         copied = tokens[start : start + count]
-        while len(copied) < count:  # the match overlaps the end: go on with what was just copied
+        while len(copied) < count:  # the tokens after the match are used up: repeat them
             copied.append(copied[len(copied) - (len(tokens) - start)])
-        return copied, list(range(size, size + count))
+        return copied, list(range(size, size + count))  # each copied token lengthens the match of the next

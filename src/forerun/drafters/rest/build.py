@@ -34,20 +34,12 @@ Tick = Callable[[float], None]
 Ids = Sequence[int] | NDArray[Any]
 
 
-def tokenise(documents: Iterable[TextDocument], tokenizer: Any, max_tokens: int | None = None) -> Iterator[list[int]]:
-    """Yield the token ids of each document, without special tokens.
-
-    Args:
-        max_tokens: stop before the document with which there would be more, end markers counted.
-    """
-    source, total = iter(documents), 0
+def tokenise(documents: Iterable[TextDocument], tokenizer: Any) -> Iterator[list[int]]:
+    """Yield the token ids of each document, without special tokens."""
+    source = iter(documents)
     while batch := list(islice(source, _BATCH)):
         texts = [document.text for document in batch]
-        for ids in tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]:
-            total += len(ids) + 1
-            if max_tokens is not None and total > max_tokens:
-                return
-            yield ids
+        yield from tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
 
 
 def build_index(

@@ -117,7 +117,7 @@ def _check_listening(address: str, timeout: float) -> None:
 def _no_answer(address: str, timeout: float) -> ConfigError:
     return ConfigError(
         f"Nothing that is a Ray cluster has answered at {address} within {timeout:g} seconds. Correct --ray-address, "
-        "increase the key ray_timeout of the configuration file, or leave the address out for a local cluster."
+        "or leave the address out for a local cluster."
     )
 
 

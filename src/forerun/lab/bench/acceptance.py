@@ -59,7 +59,6 @@ def measure(
     workloads: Mapping[str, Sequence[BenchPrompt]],
     max_tokens: int,
     temperatures: Sequence[float],
-    ignore_eos: bool,
 ) -> list[AcceptanceRow]:
     """Measure a drafter on every workload, all prompts at once, and on each category where there are several.
 
@@ -67,7 +66,7 @@ def measure(
     """
     rows = []
     for (workload, requests), temperature in product(workloads.items(), temperatures):
-        params = SamplingParams(temperature=temperature, max_tokens=max_tokens, ignore_eos=ignore_eos)
+        params = SamplingParams(temperature=temperature, max_tokens=max_tokens)
         generations: Any = llm.generate([request.token_ids for request in requests], params)
         groups: dict[str, list[SequenceStats]] = {"": [generation.stats for generation in generations]}
         for request, generation in zip(requests, generations, strict=True):

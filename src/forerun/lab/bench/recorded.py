@@ -19,16 +19,14 @@ from forerun.models import LanguageModel, number_format
 from forerun.utils.files import digest
 
 
-def target_facts(
-    name: str | Path, model: LanguageModel, *, cost_of: str | Path | None = None, random_weights: bool = False
-) -> TargetFacts:
-    """Describe the model that was measured. cost_of: the one whose costs were measured, if it is another."""
+def target_facts(name: str | Path, model: LanguageModel, *, random_weights: bool = False) -> TargetFacts:
+    """Describe the model that was measured."""
     return TargetFacts(
         name=without_folders(str(name)),
         number_format=number_format(model),
         quantize=model.quantize,
         adapter=None if model.adapter is None else without_folders(model.adapter),
-        cost_padded=is_cost_padded(cost_of or name),
+        cost_padded=is_cost_padded(name),
         random_weights=random_weights,
         exact=model.exactness.exact,
         num_parameters=model.num_parameters,

@@ -6,25 +6,72 @@ Wall-clock differences of a few per cent are smaller than the noise of a shared 
 
 from __future__ import annotations
 
+import statistics
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from time import perf_counter
 from typing import Any
+
+import numpy as np
 
 from forerun.config import AUTO, HYBRID_SOURCES, SamplingParams
 from forerun.drafters import Binding, Drafter, make_drafter
 from forerun.drafters.hybrid.hybrid import Hybrid
 from forerun.drafters.parse_text import split_spec
 from forerun.engine import LLM
-from forerun.engine.step_times import CostCurve, measured_costs
+from forerun.engine.step_times import CALIBRATION_PROMPT, time_drafts
 from forerun.lab.bench.methods import with_prediction
 from forerun.lab.bench.priced_run import PricedRun, Setting, priced_run
 from forerun.lab.bench.prompts import BenchPrompt
 from forerun.lab.bench.tables import Columns, percent
+from forerun.models import LanguageModel, Rows
 from forerun.speculation import CostModel, FixedPolicy
+from forerun.speculation.cost_model import COST_TRUSTED, KINDS
 
 HYBRID = "hybrid"
 TEMPERATURES = (0.0, 1.0)
 """Of a workload whose cases have none."""
+ROWS = (1, 2, 4, 5, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
+"""Rows of a forward at which the target is timed; times between them are interpolated."""
+MIN_SAMPLES = 2
+"""Samples that a count needs for its median to be a point of the curve."""
+
+
+@dataclass(frozen=True, slots=True)
+class MedianCurve:
+    """Seconds as a function of a count: linear between the points, constant beyond them."""
+
+    counts: Sequence[float]
+    seconds: Sequence[float]
+
+    def __call__(self, count: float) -> float:
+        return float(np.interp(count, self.counts, self.seconds))
+
+    @classmethod
+    def of_medians(cls, samples: Mapping[int, Sequence[float]]) -> MedianCurve:
+        """Make a curve through the medians of counts with MIN_SAMPLES samples; of all counts, if none has so many."""
+        kept = {count: seconds for count, seconds in samples.items() if len(seconds) >= MIN_SAMPLES} or samples
+        if not kept:
+            return cls([0], [0.0])
+        counts = sorted(kept)
+        return cls(counts, [statistics.median(kept[count]) for count in counts])
+
+
+def target_costs(model: LanguageModel, context: int, rounds: int, rows: Sequence[int] = ROWS) -> MedianCurve:
+    """Measure the seconds of a forward by its rows, after `context` cached positions: medians of interleaved rounds."""
+    cache = model.new_cache()
+    filler = [i % model.vocab_size for i in range(max(context, *rows))]
+    model.forward([Rows(cache, filler[:context], num_logits=1)])
+    cache.commit(range(context))
+    samples: dict[int, list[float]] = defaultdict(list)
+    for count in [*rows] * (rounds + 1):
+        start = perf_counter()
+        model.forward([Rows(cache, filler[:count])])
+        samples[count].append(perf_counter() - start)
+        cache.drop()
+    cache.free()
+    return MedianCurve.of_medians({count: seconds[1:] for count, seconds in samples.items()})
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +126,7 @@ COLUMNS: Columns[Comparison] = {
 def measure(
     plain: LLM,
     drafters: Mapping[str, str],
-    target: CostCurve,
+    target: MedianCurve,
     prompts: Mapping[str, Sequence[BenchPrompt]],
     temperatures: Mapping[str, Sequence[float]],
     counts: Sequence[int],
@@ -125,12 +172,22 @@ def compare(
     return Comparison(label, runs, priced_run(setting, policy, AUTO, prompts, params, texts), setting.plain_speed)
 
 
-def timed_setting(plain: LLM, spec: str, target: CostCurve, say: Callable[[str], None]) -> Setting:
+def replayed_costs(target: LanguageModel, drafter: Drafter, forwards: MedianCurve) -> CostModel:
+    """Measure what a drafter's steps cost beside forwards whose times are known, by rows."""
+    costs, drafting = CostModel(), CostModel()
+    rest = statistics.median(time_drafts(target, drafter, drafting, CALIBRATION_PROMPT))
+    costs.take_drafts(drafting)
+    for count in map(int, forwards.counts):
+        costs.add_target(KINDS[0], 1, 0, count, forwards(count) + rest, COST_TRUSTED)
+    return costs
+
+
+def timed_setting(plain: LLM, spec: str, target: MedianCurve, say: Callable[[str], None]) -> Setting:
     """Measure a drafter's costs, or those of a hybrid's sources, and return its setting."""
     costs = {}
     for source in sources_of(spec):
         say(f"timing {source}")
-        costs[source] = measured_costs(plain.target, fresh(plain, source), target)
+        costs[source] = replayed_costs(plain.target, fresh(plain, source), target)
 
     def make() -> Drafter:
         drafter = fresh(plain, spec)

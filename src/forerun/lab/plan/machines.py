@@ -12,7 +12,7 @@ from difflib import get_close_matches
 
 from forerun.errors import ConfigError
 from forerun.lab.plan.shapes import ModelShape
-from forerun.speculation.predictor import StepCosts
+from forerun.speculation.predictor import CostsByK
 
 HERE = "here"
 """The name that stands for the machine on which forerun runs, which is measured."""
@@ -142,7 +142,7 @@ class Placed:
         return bound / self.devices + self.synchronisation + layers
 
 
-def roofline_costs(target: Placed, draft: Placed | None, batch: int, context: int, most: int) -> StepCosts:
+def roofline_costs(target: Placed, draft: Placed | None, batch: int, context: int, most: int) -> CostsByK:
     """Return the costs of a step with chains of up to `most` tokens from a draft model or head; without one, drafting
     costs only what was measured of the engine."""
     costs = target.machine.overheads or Overheads()
@@ -153,7 +153,7 @@ def roofline_costs(target: Placed, draft: Placed | None, batch: int, context: in
         return passes * one + count * costs.token
 
     counts: Sequence[int] = range(most + 1)
-    return StepCosts(
+    return CostsByK(
         target.forward(1, batch, context) + costs.step,
         [target.forward(count + 1, batch, context) for count in counts],
         [drafting(count) for count in counts],

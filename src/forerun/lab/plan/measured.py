@@ -16,14 +16,15 @@ import torch
 
 from forerun.config import BUNDLED_DRAFT, BUNDLED_TARGET, QUANTISATIONS, UNQUANTIZED, SamplingParams
 from forerun.drafters import Binding, make_drafter
-from forerun.engine.step_times import CostCurve, step_costs, target_costs
+from forerun.engine.step_times import step_costs
 from forerun.errors import ConfigError
 from forerun.lab.bench.measure import timed
+from forerun.lab.bench.replay import MedianCurve, target_costs
 from forerun.lab.plan.machines import Machine, Overheads, Placed
 from forerun.lab.plan.options import PlanOptions
 from forerun.lab.plan.shapes import model_shape
 from forerun.models import LanguageModel, find_tokenizer, load_model
-from forerun.speculation.predictor import StepCosts
+from forerun.speculation.predictor import CostsByK
 from forerun.utils import workloads
 from forerun.utils.device import is_quick_at_bfloat16
 from forerun.utils.machine import model as processor_name, total_memory
@@ -42,7 +43,7 @@ _BFLOAT16 = 2
 def measured_machine(say: Callable[[str], None] = lambda _: None) -> Machine:
     """Measure this machine, in some seconds."""
     say("measuring this machine: bandwidth and arithmetic")
-    bandwidth = CostCurve([size * 2**20 for size in _SIZES], list(map(read_bandwidth, _SIZES)))
+    bandwidth = MedianCurve([size * 2**20 for size in _SIZES], list(map(read_bandwidth, _SIZES)))
     bare = Machine(
         processor_name(), total_memory(), bandwidth, max(map(product_flops, (torch.float32, torch.bfloat16)))
     )
@@ -99,7 +100,7 @@ def _beyond(model: LanguageModel, name: str, bare: Machine) -> list[tuple[int, i
     return [(shape.layers or 1, rows, curve(rows) - placed.forward(rows, 1, _CONTEXT)) for rows in _ROWS]
 
 
-def _bundled_steps(target: LanguageModel) -> StepCosts:
+def _bundled_steps(target: LanguageModel) -> CostsByK:
     tokenizer = find_tokenizer(BUNDLED_TARGET)
     prompt = tokenizer(workloads.load("code", 1)[0].prompt)["input_ids"][:_CONTEXT]
     drafter = make_drafter(BUNDLED_DRAFT, Binding(target, tokenizer, 0))[0]
@@ -115,7 +116,7 @@ def _seconds(work: Callable[[], object]) -> float:
 NGRAM_DRAFTER = "suffix"
 """Measured for drafts without a model."""
 MOST = 8
-"""Largest K that is measured unless the table has a larger one."""
+"""Largest K that is measured."""
 CONTEXT = 256
 TOKENS = 24
 _ARGUMENTS = {"float32": ("float32", UNQUANTIZED), "bfloat16": ("bfloat16", UNQUANTIZED)} | {
@@ -123,7 +124,7 @@ _ARGUMENTS = {"float32": ("float32", UNQUANTIZED), "bfloat16": ("bfloat16", UNQU
 }
 
 
-def measured_steps(model: str, draft: str | None, options: PlanOptions) -> StepCosts:
+def measured_steps(model: str, draft: str | None, options: PlanOptions) -> CostsByK:
     """Measure the costs of chains of up to MOST tokens.
 
     Args:
@@ -146,5 +147,4 @@ def measured_steps(model: str, draft: str | None, options: PlanOptions) -> StepC
     most = min(CONTEXT, options.context, target.context_length // 2)
     params = SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True)
     with torch.inference_mode():
-        count = options.most if options.table else min(MOST, options.most)
-        return step_costs(target, tokenizer, lambda: drafter, count, prompt[:most], params)
+        return step_costs(target, tokenizer, lambda: drafter, min(MOST, options.most), prompt[:most], params)

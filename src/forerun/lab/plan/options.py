@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from forerun.errors import ConfigError
@@ -17,6 +17,8 @@ PRECISIONS: Mapping[str, float] = {
     "int4": 0.5625,
 }
 """Bytes of a weight; of int4 with a scale of 16 bits for each 32 weights."""
+MOST = 16
+"""Largest K that is looked at."""
 USUAL_SYNCHRONISATION = (1.0, 5.0)
 """Milliseconds of a forward that devices wait for each other, as a rule."""
 
@@ -26,12 +28,8 @@ class PlanOptions(Checked):
     """The number formats, sizes and devices to plan for."""
 
     precision: str = option("bfloat16", f"Of the target's weights: {', '.join(PRECISIONS)}.", metavar="FORMAT")
-    draft_precision: str | None = option(
-        None, "Of the draft's weights.", metavar="FORMAT", default_text="as the target's"
-    )
     batch: int = option(1, "Sequences that are decoded together.", low=1)
     context: int = option(2048, "Positions of each sequence: prompt and answer.", low=1)
-    num_draft_tokens: int = option(16, "Largest K that is looked at.", low=1, high=128)
     tensor_parallel: int = option(1, "Devices among which the target is shared; the draft is on one of them.", low=1)
     sync_ms: float | None = option(
         None,
@@ -40,7 +38,6 @@ class PlanOptions(Checked):
         low=0,
         default_text=f"{USUAL_SYNCHRONISATION[0]:g}, where there are several",
     )
-    table: Sequence[int] = option((), "K of a row of the table.", low=1, high=128, default_text="the usual ones")
     step_ms: Mapping[int, float] = option(
         {},
         "Milliseconds of a step with K draft tokens, measured elsewhere: 0=MS is plain decoding.",
@@ -61,7 +58,7 @@ class PlanOptions(Checked):
     @property
     def most(self) -> int:
         """Return the largest K that is looked at."""
-        return max(self.table or self.step_ms or (self.num_draft_tokens,))
+        return max(self.step_ms or (MOST,))
 
     @property
     def synchronisation(self) -> float:

@@ -12,7 +12,7 @@ from forerun.errors import ConfigError
 from forerun.lab.plan.machines import Machine, Placed, roofline_costs
 from forerun.lab.plan.options import PRECISIONS, PlanOptions
 from forerun.lab.plan.shapes import ModelShape
-from forerun.speculation.predictor import ChainAcceptance, SpeedPrediction, StepCosts
+from forerun.speculation.predictor import ChainAcceptance, CostsByK, SpeedPrediction
 
 MEASURED, GIVEN, CALIBRATED, BOUND = "measured", "given", "calibrated", "bound"
 """Where the seconds come from: steps of these models in the engine here; the user; a roofline with costs of layers,
@@ -62,7 +62,7 @@ class SpeculationPlan:
     machine: str
     source: str
     memory: MemoryEstimate
-    costs: StepCosts
+    costs: CostsByK
     prediction: SpeedPrediction
     batch: int
     price: float | None
@@ -108,7 +108,7 @@ def make_plan(
     machine: Machine,
     acceptance: ChainAcceptance,
     options: PlanOptions,
-    costs: StepCosts | None = None,
+    costs: CostsByK | None = None,
 ) -> SpeculationPlan:
     """Predict memory, seconds and speeds.
 
@@ -120,10 +120,9 @@ def make_plan(
         ConfigError: a number format is not known.
     """
     weight = _bytes_of(options.precision, "--precision")
-    drafted = weight if options.draft_precision is None else _bytes_of(options.draft_precision, "draft_precision")
     cache = min(max(weight, PRECISIONS["bfloat16"]), _FULL)
     placed = Placed(target, machine, weight, cache, options.tensor_parallel, options.synchronisation)
-    beside = None if draft is None else Placed(draft, machine, drafted, cache)
+    beside = None if draft is None else Placed(draft, machine, weight, cache)
     source = MEASURED if costs is not None else BOUND if machine.overheads is None else CALIBRATED
     if options.step_ms:
         source, costs = GIVEN, given_costs(options.step_ms)
@@ -144,12 +143,12 @@ def make_plan(
     return SpeculationPlan(target, draft, machine.name, source, memory, costs, prediction, options.batch, options.price)
 
 
-def given_costs(step_ms: Mapping[int, float]) -> StepCosts:
+def given_costs(step_ms: Mapping[int, float]) -> CostsByK:
     """Return the costs of steps of which some are known; others lie on a line between. step_ms: K -> milliseconds."""
     points = sorted(step_ms)
     steps = np.interp(range(points[-1] + 1), points, [step_ms[k] / 1000 for k in points]).tolist()
     nothing = [0.0] * len(steps)
-    return StepCosts(steps[0], steps, nothing, nothing)
+    return CostsByK(steps[0], steps, nothing, nothing)
 
 
 def _bytes_of(precision: str, flag: str) -> float:

@@ -1,9 +1,9 @@
-"""Layers with quantized weights: of a GGUF file's blocks (`StoredMaker`), or of 8 or 4 bits (`QuantizedMaker`), made
-while the weights stream: a float weight exists only while it is quantized.
+"""Make layers with quantized weights while the weights are read, so that a float weight exists only until it is packed.
 
-The second maker uses weights that are stored quantized as stored if they have the requested number of bits. All others
-are converted to float32 and quantized: at 8 bits with a scale per output channel, at 4 in groups of 32 with scale and
-minimum. With 4 bits, embedding and output layer are kept at 8 bits, unless the files have them at 4.
+`StoredMaker` keeps what the files have: GGUF's blocks, and integers of other programs. `QuantizedMaker` makes 8 or 4
+bits. It keeps stored weights that have the requested number of bits; it converts all others to float32 and quantizes
+them: at 8 bits with a scale per output channel, at 4 bits in groups of 32 with scale and minimum. With 4 bits,
+embedding and output layer are kept at 8 bits, unless the files have them at 4.
 """
 
 from __future__ import annotations
@@ -58,23 +58,30 @@ def check_quantization(quantize: str | None, dtype: str | None) -> Quantization 
 
 
 def streamed(names: Collection[str], config: Any) -> frozenset[str]:
-    """Return the names, in the files, of a fused decoder's tensors that are quantized as they are read.
+    """Return the names of those tensors of a fused decoder that are quantized one by one while they are read.
 
-    Where the files have a tied embedding as the output layer too, Transformers compares them.
+    Args:
+        names: of the tensors in the files.
+        config: Transformers' configuration of the model.
     """
     spec = spec_of(config)
     matrices = spec.matrices()
     outer = {spec.embedding_weight, spec.head_weight}
+    # name in the files -> the parameters that it holds; a tensor of all experts holds one for each of them
     found = {name: {*apart(spec, {spec.parameter(name): None}, lambda *part: None)} for name in names}
     found = {name: parameters for name, parameters in found.items() if parameters <= matrices}
+    # Transformers compares a tied embedding with a stored output layer, so it reads these two itself
     if config.tie_word_embeddings and outer <= set[str]().union(*found.values()):
         return frozenset(name for name, parameters in found.items() if not parameters & outer)
     return frozenset(found)
 
 
 def stored_numbers(slices: Mapping[str, TensorSlice], config: Any) -> dict[str, TensorSlice]:
-    """Return the tensors, by parameter, of a fused decoder that are quantized from the numbers in the files, whatever
-    dtype the model is read in. If the files have a tied embedding as the output layer alone, that tensor is used."""
+    """Return the tensors of a fused decoder, by parameter, that are quantized from the files' own numbers.
+
+    The dtype in which the model is read does not matter to them. If the files have a tied embedding only as the output
+    layer, that tensor stands for both.
+    """
     spec = spec_of(config)
     matrices = spec.matrices()
     found = {parameter: each for parameter, each in by_parameter(spec, slices).items() if parameter in matrices}
@@ -84,8 +91,11 @@ def stored_numbers(slices: Mapping[str, TensorSlice], config: Any) -> dict[str, 
 
 
 def matrices(model: Any, is_fused: bool) -> dict[str, nn.Module]:
-    """Return the modules of a Transformers model, by path, whose weights are quantized: the linear layers; of the fused
-    decoder's models also the embedding, which stands for an output layer that is tied to it."""
+    """Return the modules of a Transformers model, by path, whose weights are quantized.
+
+    These are the linear layers and, for the fused decoder, the embedding. A tied output layer is left out: the
+    embedding stands for it.
+    """
     from transformers.pytorch_utils import Conv1D
 
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
@@ -100,39 +110,40 @@ def matrices(model: Any, is_fused: bool) -> dict[str, nn.Module]:
 
 
 def outer_modules(model: Any, is_fused: bool) -> list[nn.Module]:
-    """Return the modules of a Transformers model that are always quantized to 8 bits: its embeddings and its output
-    layer."""
+    """Return the modules of a Transformers model that are always quantized to 8 bits: output layer and embeddings."""
     table = spec_of(model.config).token_table if is_fused else ""
     inner = [model.get_submodule(table.removesuffix(".weight"))] if table else []
     return [model.get_output_embeddings(), model.get_input_embeddings(), *inner]
 
 
 def keeps_stored(stored: int, requested: int, *, is_outer: bool) -> bool:
-    """Return whether quantized values of so many bits are served as stored.
+    """Return whether a weight that is stored with `stored` bits stays as it is.
 
     Args:
-        requested: bits. is_outer: of the embedding or the output layer, which are always quantized to 8 bits.
+        requested: bits of the requested quantization.
+        is_outer: it is of the embedding or the output layer, which are always quantized to 8 bits.
     """
     return stored == requested or (is_outer and stored == 8)
 
 
 def form_kept(stored: QuantizedFormat | None, quantize: Quantization, *, is_outer: bool) -> QuantizedFormat:
-    """Return the format in which `QuantizedMaker` keeps a weight that the files have in this format, or in none."""
+    """Return the format in which `QuantizedMaker` keeps a weight. stored: its format in the files; None: numbers."""
     if stored is not None and keeps_stored(stored.bits, QUANTISATIONS[quantize][0], is_outer=is_outer):
         return stored
     return MADE_FORMS[8 if is_outer else QUANTISATIONS[quantize][0]]
 
 
 class StoredMaker:
-    """Makes native layers of weights as the files have them (`Maker`): GGUF's blocks and the integers of other programs
-    as they lie, each layer of its own type, other tensors as numbers.
+    """Makes native layers of weights as the files have them (`Maker`).
+
+    GGUF's blocks and integers of other programs stay as stored, each layer in its own type; other tensors are numbers.
 
     Args:
         place: the file, for messages.
-        blocks: returns the matrix of a name from the files, or None where numbers are to be used.
-        numbers: tensors by name, which are read here in place of what the model holds.
+        blocks: returns the stored matrix of a name, or None if numbers are to be used.
+        numbers: tensors by name, which are read in place of what the model holds.
         dtype: of the numbers.
-        read: called with the name of each such matrix once it is packed.
+        read: called with the name of each stored matrix once it is packed.
     """
 
     def __init__(
@@ -148,7 +159,7 @@ class StoredMaker:
         self._numbers, self.dtype = numbers, dtype
 
     def linear(self, parts: Sequence[Part], bias: Tensor | None = None, *, is_head: bool = False) -> Linear:
-        """Make one layer of the parts (`Maker.linear`): numbers, if these differ in form.
+        """Make one layer of the parts (`Maker.linear`); of numbers, if the parts differ in format.
 
         Raises:
             ModelLoadError: a scale is NaN or infinite.
@@ -181,7 +192,7 @@ class StoredMaker:
         return numbers if part.rows is None else numbers[part.rows]
 
     def embedding(self, part: Part) -> Tensor:
-        """Return the rows as numbers (`Maker.embedding`); the native decoder makes a layer of them."""
+        """Return the embedding as numbers (`Maker.embedding`), of which the native decoder makes a layer."""
         return self._numbers[part.name][...].to(self.dtype)
 
 
@@ -190,8 +201,8 @@ class QuantizedMaker:
 
     Args:
         quantize: the requested quantization.
-        stored: returns the quantized weight of a name from the files, or None; None: none is to be used.
-        numbers: tensors by name in the files, which are read here and quantized in place of what the model holds.
+        stored: returns the stored quantized weight of a name, or None; None: stored weights are not used.
+        numbers: tensors by name in the files, which are read and quantized in place of what the model holds.
         dtype: of everything that is not quantized, and of the embedding's rows.
     """
 
@@ -218,8 +229,10 @@ class QuantizedMaker:
         return QuantizedEmbedding(weight, self.dtype)
 
     def weight(self, part: Part, *, is_outer: bool = False) -> QuantizedWeight:
-        """Return the quantized weight of one parameter, rows in the part's order. is_outer: of the embedding or the
-        output layer.
+        """Return the quantized weight of one parameter, rows in the part's order.
+
+        Args:
+            is_outer: it is of the embedding or the output layer.
 
         Raises:
             ModelLoadError: it holds NaN or infinity.
@@ -230,13 +243,13 @@ class QuantizedMaker:
         if weight is None or not keeps_stored(weight.bits, self._bits, is_outer=is_outer):
             numbers = self._numbers(part) if weight is None else weight.dequantize(torch.float32)
             weight = (quantize_int8 if is_outer or self._bits == 8 else quantize_int4)(numbers, part.name)
-        # of activations at 8 bits, matrices kept at more bits than asked for do not lose
+        # matrices kept at more bits than requested have activations of 16 bits, so that they lose no accuracy
         activation_bits = self._activation_bits if weight.bits == self._bits else 16
         weight = replace(weight.to(part.weight.device), activation_bits=activation_bits)
-        return_freed_memory()  # several times as much as the weight, which would add up
+        return_freed_memory()  # quantizing needs several times the weight's memory, which would add up
         if part.rows is None:
             return weight
-        self._kept = part.name, weight  # other rows of it may be another layer's
+        self._kept = part.name, weight  # another layer may take other rows of it
         return weight.rows(part.rows)
 
     def _numbers(self, part: Part) -> Tensor:

@@ -10,7 +10,7 @@ from typing import Any
 from forerun.drafters.base import TRAINING_RECORD
 from forerun.drafters.heads.config import HeadConfig
 from forerun.errors import ConfigError
-from forerun.speculation.predictor import StepCosts
+from forerun.speculation.predictor import CostsByK
 from forerun.train.card import CARD, NOT_JUDGED, stage_record, versions
 from forerun.train.checkpoint import METRICS, LoopState
 from forerun.train.data.packed import PackedShard
@@ -32,11 +32,11 @@ class HeadReport:
     """
 
     score: HeadScore
-    costs: StepCosts
+    costs: CostsByK
     speedups: dict[int, float]
 
     @classmethod
-    def of(cls, score: HeadScore, costs: StepCosts) -> HeadReport:
+    def of(cls, score: HeadScore, costs: CostsByK) -> HeadReport:
         """Predict the speed-ups for every K up to the one that was scored; none where nothing was."""
         most = score.num_draft_tokens if score.is_judged else 0
         lengths = {k: score.length_of_chains(k) for k in range(1, most + 1)}

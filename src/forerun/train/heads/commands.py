@@ -23,7 +23,7 @@ from forerun.drafters.medusa.config import MedusaConfig
 from forerun.engine.step_times import step_costs
 from forerun.errors import ConfigError, UnsupportedModelError
 from forerun.models import LanguageModel, load_model, number_format
-from forerun.speculation.predictor import StepCosts
+from forerun.speculation.predictor import CostsByK
 from forerun.train.accelerator import device_name, dtype_name, product_type, reuse_memory, training_device
 from forerun.train.block import BlockKind
 from forerun.train.checkpoint import DTYPE, run_in, run_type
@@ -197,7 +197,7 @@ def measure(start: PreparedRun, held_out: HeldOut, num_draft_tokens: int) -> Hea
 
 
 @torch.no_grad()
-def head_costs(model: LanguageModel, head: Drafter, prompt: Sequence[int], num_draft_tokens: int) -> StepCosts:
+def head_costs(model: LanguageModel, head: Drafter, prompt: Sequence[int], num_draft_tokens: int) -> CostsByK:
     """Measure the seconds of the engine's steps with a head as the drafter, by the tokens of its drafts.
 
     Args:
@@ -216,7 +216,7 @@ def evaluate_head(
     data: Path | None,
     *,
     num_draft_tokens: int,
-    new_tokens: int,
+    new_tokens: int = 128,
     threads: int = 0,
     device: str | None = None,
 ) -> HeadReport:

@@ -38,12 +38,12 @@ class HeadTraining(RunOptions):
 
     optimisation: Optimisation = HEAD_OPTIMISATION
     epochs: float = option(1.0, "Times that the data is read.", low=0, above=True)
-    max_steps: int = option(0, "Steps at most; 0 for no limit.", low=0)
-    tokens_per_step: int = option(1_024, "Tokens of one step, those of the prompts included.", low=1)
+    max_steps: int = 0
+    """Steps at most; 0 for no limit."""
+    tokens_per_step: int = 1_024
+    """Tokens of one step, those of the prompts included."""
     window: int = option(512, "Tokens of a row into which answers are packed.", low=8)
     learning_rate: float = option(3e-3, "Peak learning rate.", low=0, above=True)
-    warmup_steps: int = option(40, "Steps over which the learning rate rises.", low=0)
-    weight_decay: float = option(0.05, "Weight decay of the matrices.", low=0)
     loss: str = option(
         "forward-kl", f"What is learnt from the target's distribution: {', '.join(LOSSES)}.", choices=LOSSES
     )
@@ -54,19 +54,14 @@ class HeadTraining(RunOptions):
         metavar="NAME",
         choices=POSITION_WEIGHTS,
     )
-    dropout: float = option(0.1, "Share of the target's states' elements that are dropped.", low=0, high=0.9)
-    noise: float = option(0.1, "Uniform noise on the target's normalised states, up to this size.", low=0)
-    evaluate_every: int = option(500, "Steps between evaluations on held-out rows; 0 for none.", low=0)
-    patience: int = option(0, "Evaluations without a better one after which the run ends; 0 to go on.", low=0)
-    held_out_rows: int = option(48, "Held-out rows of an evaluation during the run.", low=1)
-    num_draft_tokens: int | None = option(
-        None,
-        "K of the evaluations.",
-        low=1,
-        high=32,
-        flags=("--num-draft-tokens", "-k"),
-        default_text=f"{EVALUATED_TOKENS}, or as many as the head drafts, if these are fewer",
-    )
+    evaluate_every: int = 500
+    """Steps between evaluations on held-out rows; 0 for none."""
+    patience: int = 0
+    """Evaluations without a better one after which the run ends; 0 to go on."""
+    held_out_rows: int = 48
+    """Held-out rows of an evaluation during the run."""
+    num_draft_tokens: int | None = None
+    """K of the evaluations; None: EVALUATED_TOKENS, or as many as the head drafts, if these are fewer."""
     cached_states: float = option(0.0, "GB of the target's states kept in the run's folder for later epochs.", low=0)
 
 
@@ -78,17 +73,16 @@ class LayerShape(Checked):
         "", "States to fuse, by the layers they enter, with commas.", default_text="spread over the target's"
     )
     draft_vocab: int = option(8_000, "Tokens that the head can propose: the most frequent ones.", low=1)
-    intermediate_size: int = option(0, "Width of the feed-forward part.", low=0)
-    num_heads: int = option(0, "Attention heads.", low=0)
-    num_kv_heads: int = option(0, "Heads of keys and values.", low=0)
-    head_dim: int = option(0, "Width of a head.", low=0)
+    intermediate_size: int = 0
+    """Width of the feed-forward part."""
     sliding_window: int = option(
         512,
         "Positions that a row or a block attends to; 0 for all: programs other than forerun can read block heads of "
         "these alone.",
         low=0,
     )
-    own_output_rows: bool = option(False, "Train an output layer, in place of the target's rows.")
+    own_output_rows: bool = False
+    """Train an output layer, in place of the target's rows."""
 
     def __post_init__(self) -> None:
         Checked.__post_init__(self)
@@ -120,8 +114,10 @@ class EagleTraining(HeadTraining):
 
     shape: EagleShape = field(default_factory=EagleShape)
     unroll: int = option(3, "Steps that are unrolled, each on the head's output of the one before.", low=1, high=16)
-    step_weight: float = option(0.8, "Weight of each unrolled step over that of the one before.", low=0, above=True)
-    feature_weight: float = option(0.0, "Weight of the distance to the target's next state (version 1).", low=0)
+    step_weight: float = 0.8
+    """Weight of each unrolled step over that of the one before."""
+    feature_weight: float = 0.0
+    """Weight of the distance to the target's next state (version 1)."""
 
     def __post_init__(self) -> None:
         HeadTraining.__post_init__(self)
@@ -177,9 +173,10 @@ class BlockTraining(HeadTraining):
         metavar="FOLDER",
         default_text="random weights",
     )
-    anchors: int = option(128, "Blocks that are learnt of each row, at random places.", low=1)
-    gamma: float = option(4.0, "Token k weighs exp(-(k - 1) / gamma), if weights decay.", low=0, above=True)
-    confidence_weight: float = option(1.0, "Weight of the loss of the confidence.", low=0)
+    anchors: int = 128
+    """Blocks that are learnt of each row, at random places."""
+    gamma: float = 4.0
+    """Token k weighs exp(-(k - 1) / gamma), if weights decay."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +184,8 @@ class MedusaShape(Checked):
     """The shape of the heads, which are as wide as the target's states."""
 
     num_heads: int = option(5, "Heads, which is how many tokens they draft.", low=1, high=32)
-    num_layers: int = option(1, "Layers of each head.", low=1)
+    num_layers: int = 1
+    """Layers of each head."""
     draft_vocab: int = option(8_000, "Tokens that the heads can propose: the most frequent ones.", low=1)
     sequential: bool = option(
         False,
@@ -207,7 +205,8 @@ class MedusaTraining(HeadTraining):
     """`forerun train medusa`: heads that each predict one token further on."""
 
     shape: MedusaShape = field(default_factory=MedusaShape)
-    step_weight: float = option(0.8, "Weight of each head over that of the one before.", low=0, above=True)
+    step_weight: float = 0.8
+    """Weight of each head over that of the one before."""
 
     def __post_init__(self) -> None:
         HeadTraining.__post_init__(self)

@@ -17,16 +17,31 @@ from forerun.train.accelerator import device_of, dtype_name, to_device
 from forerun.train.checkpoint import DTYPE, LoopState, load_checkpoint, pin
 from forerun.train.data.packed import PackedShard
 from forerun.train.heads.module import Augmentation, HeadModule, head_rows
+from forerun.train.heads.options import HEAD_OPTIMISATION, BlockTraining, HeadTraining, MedusaTraining
 from forerun.train.heads.start import HeadKind
 from forerun.train.heads.target_states import HeadInputs, StateCache, TrainingTarget
 from forerun.train.loop import Batch, Evaluations, Loop, Workers
 from forerun.train.optim import Optimisers
 
-_FREE = (
+FREE = (
     *("threads", "device", "minutes", "checkpoint_seconds"),
     *("evaluate_every", "held_out_rows", "num_draft_tokens", "patience"),
 )
 """Options in which a resumed run may differ from the one that it goes on from."""
+WARMUP_STEPS = 40
+"""Steps over which the learning rate rises."""
+DROPOUT = 0.1
+"""Share of the target's states' elements that are dropped."""
+NOISE = 0.1
+"""Uniform noise on the target's normalised states, up to this size."""
+_FORMER = {
+    "warmup_steps": WARMUP_STEPS,
+    "weight_decay": HEAD_OPTIMISATION.weight_decay,
+    "dropout": DROPOUT,
+    "noise": NOISE,
+}
+_FORMER_SIZES = {"num_heads": 0, "num_kv_heads": 0, "head_dim": 0}
+"""What were options once, which runs that were begun then have written down: a run with other values is refused."""
 
 
 def train(
@@ -48,13 +63,11 @@ def train(
     optimisation = replace(
         options.optimisation,
         adam_lr=options.learning_rate,
-        weight_decay=options.weight_decay,
-        warmup=min(0.5, options.warmup_steps / total),
+        warmup=min(0.5, WARMUP_STEPS / total),
     )
     optimisers = Optimisers(head, optimisation, target.dtype)
-    pinned = {key: value for key, value in asdict(options).items() if key not in _FREE}
-    pinned |= {DTYPE: dtype_name(target.dtype), "data": dict(rows.made_from), "steps": total}
-    pin(folder, {**pinned, "head": asdict(head.config)})
+    facts = {DTYPE: dtype_name(target.dtype), "data": dict(rows.made_from), "steps": total}
+    pin(folder, {**pinned_options(options), **facts, "head": asdict(head.config)})
     state = load_checkpoint(folder, head, optimisers)
     workers = Workers(head, options.threads)
     targets = [target, *(target.replica() for _ in workers.replicas[1:])]
@@ -76,6 +89,16 @@ def train(
     )
     loop.announce(state, console)
     return loop.run(state, console, "training the head")
+
+
+def pinned_options(options: HeadTraining) -> dict[str, Any]:
+    """Return the options in which a resumed run must not differ, with those that there were once."""
+    found = {key: value for key, value in asdict(options).items() if key not in FREE} | _FORMER
+    if isinstance(options, BlockTraining):
+        found["confidence_weight"] = 1.0
+    if not isinstance(options, MedusaTraining):
+        found["shape"] = _FORMER_SIZES | found["shape"]
+    return found
 
 
 def numbered_batch(rows: PackedShard, per_step: int, seed: int, step: int) -> Batch:
@@ -112,7 +135,7 @@ class HeadLoss:
 
     def __call__(self, model: nn.Module, piece: Batch, progress: float) -> Tensor:
         """Return the loss. piece: rows of a `numbered_batch`."""
-        options, target, where = self._kind.options, self._targets[id(model)], device_of(model)
+        target, where = self._targets[id(model)], device_of(model)
         tokens, wanted, documents, shares, numbers = piece
         rows = head_rows(tokens, wanted, documents, self._kind.steps)
         if not len(rows.active):
@@ -121,9 +144,7 @@ class HeadLoss:
             states = target.states.of(rows.token_ids, rows.lengths)
         else:
             states = self._cache.of(target.states, tokens, documents).to(where)
-        augment = None
-        if options.dropout or options.noise:
-            augment = Augmentation(options.dropout, options.noise, int(numbers[0]))
+        augment = Augmentation(DROPOUT, NOISE, int(numbers[0]))
         embeddings = target.embeddings(to_device(rows.token_ids, where))
         inputs = HeadInputs(target, rows, states, embeddings, augment)
         return self._kind.summed_loss(model, inputs, piece) * (float(shares[0]) / len(tokens))

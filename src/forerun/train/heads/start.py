@@ -157,14 +157,14 @@ def shape_for(
         )
     if version == 1 and layers != (num_layers,):
         raise ConfigError(f"version 1 reads layer {num_layers} alone, not {list(layers)}. Leave layers out.")
-    heads, own = shape.num_heads or of_target.num_attention_heads, of_first_layer(of_target)
+    heads, own = of_target.num_attention_heads, of_first_layer(of_target)
     return {
         "vocab_size": inference_target.vocab_size,
         "draft_vocab_size": min(shape.draft_vocab, inference_target.vocab_size),
         "hidden_size": hidden,
         "num_heads": heads,
-        "num_kv_heads": shape.num_kv_heads or getattr(own, "num_key_value_heads", None) or heads,
-        "head_dim": shape.head_dim or getattr(own, "head_dim", None) or hidden // heads,
+        "num_kv_heads": getattr(own, "num_key_value_heads", None) or heads,
+        "head_dim": getattr(own, "head_dim", None) or hidden // heads,
         "intermediate_size": shape.intermediate_size or of_target.intermediate_size,
         "layers": layers,
         "sliding_window": shape.sliding_window or None,

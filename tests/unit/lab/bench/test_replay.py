@@ -9,9 +9,8 @@ import pytest
 from doubles import FakeModel, Scripted
 from forerun import LLM, SamplingParams
 from forerun.drafters import Drafter, Hybrid, PromptLookup
-from forerun.engine.step_times import CostCurve, measured_costs, target_costs
 from forerun.lab.bench.priced_run import EchoModel, Setting, priced_run
-from forerun.lab.bench.replay import compare, sources_of
+from forerun.lab.bench.replay import MedianCurve, compare, replayed_costs, sources_of, target_costs
 from forerun.models import Rows
 from forerun.speculation import CostModel, FixedPolicy, TrimmingPolicy
 from forerun.types import Draft, Sequence
@@ -37,10 +36,10 @@ def setting(drafter: Any = PromptLookup, draft: float = 0.1, idle: float = 0.0, 
 
 
 def test_a_curve_is_linear_between_its_points_and_flat_beyond() -> None:
-    curve = CostCurve.of_medians({1: [2.0, 2.0, 9.0], 3: [4.0, 4.0], 2: [100.0]})
+    curve = MedianCurve.of_medians({1: [2.0, 2.0, 9.0], 3: [4.0, 4.0], 2: [100.0]})
     assert [curve(count) for count in (0, 1, 2, 3, 9)] == [2, 2, 3, 4, 4]
-    assert CostCurve.of_medians({7: [1.5]})(0) == 1.5
-    assert CostCurve.of_medians({})(3) == 0
+    assert MedianCurve.of_medians({7: [1.5]})(0) == 1.5
+    assert MedianCurve.of_medians({})(3) == 0
 
 
 def test_a_run_costs_what_its_steps_cost() -> None:
@@ -124,7 +123,7 @@ def test_costs_are_measured() -> None:
     target = target_costs(plain.target, context=8, rounds=3, rows=(1, 4))
     assert target.counts == [1, 4]
     assert min(target.seconds) > 0
-    measured = measured_costs(plain.target, PromptLookup(), target)
+    measured = replayed_costs(plain.target, PromptLookup(), target)
     assert measured.largest_draft == 4
     assert measured.draft(1, 4)[4] > 0
     rows = measured.target("greedy", 1, 0)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from forerun.errors import ConfigError
-from forerun.speculation.predictor import ChainAcceptance, SpeedPrediction, StepCosts, break_even, expected_tokens
+from forerun.speculation.predictor import ChainAcceptance, CostsByK, SpeedPrediction, break_even, expected_tokens
 
 
-def costs(plain: float, verify: float, draft: float, most: int = 8, rest: float = 0.0) -> StepCosts:
+def costs(plain: float, verify: float, draft: float, most: int = 8, rest: float = 0.0) -> CostsByK:
     """A target whose forward takes `verify` whatever its rows, and drafts of so many seconds a token."""
     counts = range(most + 1)
-    return StepCosts(plain, [plain, *[verify] * most], [draft * count for count in counts], [rest for _ in counts])
+    return CostsByK(plain, [plain, *[verify] * most], [draft * count for count in counts], [rest for _ in counts])
 
 
 def test_the_textbooks_step_takes_85_ms_where_plain_decoding_takes_250() -> None:
@@ -63,12 +63,12 @@ def test_a_draft_that_costs_more_than_it_can_ever_gain_never_breaks_even() -> No
     expensive = costs(plain=1.0, verify=1.0, draft=2.0)
     assert break_even(expensive, 3) is None
     assert SpeedPrediction.of(expensive, [1.0] * 8).break_even is None
-    free = StepCosts(1.0, [1.0, 0.9], [0.0, 0.0], [0.0, 0.0])
+    free = CostsByK(1.0, [1.0, 0.9], [0.0, 0.0], [0.0, 0.0])
     assert break_even(free, 1) == 0
 
 
 def test_drafts_that_come_shorter_cost_fewer_rows() -> None:
-    rising = StepCosts(1.0, [1.0, 2.0, 3.0], [0.0] * 3, [0.0] * 3)
+    rising = CostsByK(1.0, [1.0, 2.0, 3.0], [0.0] * 3, [0.0] * 3)
     whole = SpeedPrediction.of(rising, [0.4, 0.2])
     half = SpeedPrediction.of(rising, [0.4, 0.2], accept_probs=[0.5, 0.25])
     assert half.by_k[1].seconds == pytest.approx(1 + 0.5 + 0.25) and whole.by_k[1].seconds == pytest.approx(3)

@@ -12,7 +12,7 @@ from forerun.lab.plan.machines import ACCELERATORS, Machine, Overheads, Placed, 
 from forerun.lab.plan.options import PlanOptions
 from forerun.lab.plan.shapes import ModelShape, counted, model_shape
 from forerun.lab.plan.sheet import BOUND, CALIBRATED, MEASURED, make_plan
-from forerun.speculation.predictor import ChainAcceptance, StepCosts
+from forerun.speculation.predictor import ChainAcceptance, CostsByK
 
 H100 = ACCELERATORS["h100"]
 LLAMA_70B = "70B:layers=80,kv_heads=8,head_dim=128,heads=64"
@@ -72,7 +72,7 @@ def test_measured_parts_are_added_to_the_bound() -> None:
     assert bound.draft == pytest.approx([0, one + 1e-4, 2 * (one + 1e-4)])
     assert bound.rest == [1e-3] * 3 and bound.plain == pytest.approx(2e8 / 1e10 + 1e-3)
     assert make_plan(shape, draft, here, ACCEPTED, PlanOptions()).source == CALIBRATED
-    measured = StepCosts(1.0, [1.0, 1.1], [0.0, 0.1], [0.0, 0.0])
+    measured = CostsByK(1.0, [1.0, 1.1], [0.0, 0.1], [0.0, 0.0])
     assert make_plan(shape, draft, here, ACCEPTED, PlanOptions(), measured).source == MEASURED
 
 

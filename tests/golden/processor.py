@@ -1,0 +1,55 @@
+"""What bits depend on besides the code: the kernels' instruction set, and torch's own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from forerun.config import INSTRUCTIONS
+from forerun.kernels.cpu import native
+
+BITS = "bits "
+"""Lines that begin so are of one kind of processor, which the text before " = " says; others do not know them."""
+
+
+@cache
+def processor() -> str:
+    """Return what the results of torch's libraries depend on: the processor's model."""
+    with suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").split("\n\n")[0].splitlines()
+        found = {name.strip(): text.strip() for name, _, text in (line.partition(":") for line in lines)}
+        return "processor " + ".".join(
+            found.get(name, "?") for name in ("vendor_id", "cpu family", "model", "stepping")
+        )
+    return "processor unknown"
+
+
+def torch_key() -> str:
+    """Return what torch's own results depend on."""
+    return f"torch {torch.__version__.partition('+')[0]} {torch.backends.cpu.get_cpu_capability()}"
+
+
+def there() -> list[str]:
+    """Return the instruction sets that this processor has, of the native kernels."""
+    library = native()
+    assert library is not None
+    before = library.instructions
+    found = [name for name in reversed(INSTRUCTIONS) if library.use_instructions(name)]
+    library.use_instructions(before)
+    return found
+
+
+@contextmanager
+def computing_with(instructions: str) -> Iterator[None]:
+    library = native()
+    assert library is not None
+    before = library.instructions
+    library.use_instructions(instructions)
+    try:
+        yield
+    finally:
+        library.use_instructions(before)
