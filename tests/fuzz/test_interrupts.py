@@ -223,7 +223,8 @@ def parts(drafter: Any) -> list[Any]:
     inner = [source.drafter for source in getattr(drafter, "_sources", [])]
     if hasattr(drafter, "_inner"):
         inner.append(drafter._inner)
-    return [drafter, *(part for each in inner for part in parts(each))]
+    models = [drafter.drafting_model] if hasattr(drafter, "drafting_model") else []
+    return [drafter, *models, *(part for each in inner for part in parts(each))]
 
 
 @pytest.mark.sampled(6)

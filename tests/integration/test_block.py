@@ -12,6 +12,7 @@ import torch
 from blocks import FULL, fitted_block, markov_block, random_block
 from families import VOCAB
 from forerun import LLM, Block, Hybrid, Suffix
+from forerun.drafters.growth.chain import ChainGrowth
 from forerun.drafters.heads.config import StoredHead
 from forerun.kernels.cpu.page_layout import PAGE
 from forerun.models import Model, load_model
@@ -62,7 +63,7 @@ class Watched(Block):
 
     def start(self, sequence: Any) -> None:
         super().start(sequence)
-        self.taken.append(self._states[sequence].cache.length)
+        self.taken.append(self.drafting_model.states[sequence].cache.length)
 
     def draft(self, sequences: Any, num_draft_tokens: Any, min_acceptance_prob: float = 0.0) -> list[Draft]:
         drafts = super().draft(sequences, num_draft_tokens, min_acceptance_prob)
@@ -104,7 +105,7 @@ def test_choices_share_the_rows_of_their_prompt(family_folder: Callable[[str], A
     target = load_model(family_folder("llama"), "bfloat16")
     prompt = torch.randint(0, VOCAB, (PAGE + 40,), generator=torch.Generator().manual_seed(1)).tolist()
     block = Watched(random_block(target, seed=2))
-    block._prefill_policy._overall_share = 1.0  # others draft
+    block.drafting_model._prefill_policy._overall_share = 1.0  # others draft
     params = replace(GREEDY, temperature=1.0, seed=7, n=3)
     plain: Any = LLM(target, None, prefix_reuse="off").generate(prompt, params)
     result: Any = LLM(target, block, num_draft_tokens=4).generate(prompt, params)
@@ -131,12 +132,12 @@ def test_many_samples(acceptance: str | None) -> None:
 def test_laws_without_the_tokens_that_were_drawn_are_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if the Markov bias were not part of what is told: each token's distribution is that after the last committed
     token."""
-    pick = Block._pick
+    pick = ChainGrowth._pick
 
     def picked(self: Any, picking: Any, chains: Any, logits: Any) -> Any:
         probs, tokens = pick(self, picking, chains, logits)
         self.told = probs if all(len(chain.tree) == 0 for chain in chains) else self.told[: len(probs)]
         return self.told, tokens
 
-    monkeypatch.setattr(Block, "_pick", picked)
+    monkeypatch.setattr(ChainGrowth, "_pick", picked)
     assert draws(2_000) < 1e-6

@@ -11,6 +11,7 @@ import torch
 
 from families import VOCAB
 from forerun import LLM, Eagle, EagleTree, Hybrid, Suffix
+from forerun.drafters.growth.chain import ChainGrowth
 from forerun.drafters.heads.config import StoredHead
 from forerun.kernels.cpu.page_layout import PAGE
 from forerun.models import Model, load_model
@@ -64,7 +65,7 @@ class Watched(Eagle):
 
     def start(self, sequence: Any) -> None:
         super().start(sequence)
-        self.taken.append(self._states[sequence].cache.length)
+        self.taken.append(self.drafting_model.states[sequence].cache.length)
 
     def draft(self, sequences: Any, num_draft_tokens: Any, min_acceptance_prob: float = 0.0) -> list[Draft]:
         drafts = super().draft(sequences, num_draft_tokens, min_acceptance_prob)
@@ -113,7 +114,7 @@ def test_choices_share_the_rows_of_their_prompt(family_folder: Callable[[str], A
     target = load_model(family_folder("llama"), "bfloat16")
     prompt = torch.randint(0, VOCAB, (PAGE + 40,), generator=torch.Generator().manual_seed(1)).tolist()
     eagle = Watched(random_head(target, seed=2))
-    eagle._prefill_policy._overall_share = 1.0  # others draft
+    eagle.drafting_model._prefill_policy._overall_share = 1.0  # others draft
     llm = LLM(target, eagle, num_draft_tokens=4)
     params = replace(GREEDY, temperature=1.0, seed=7, n=3)
     plain: Any = LLM(target, None, prefix_reuse="off").generate(prompt, params)
@@ -149,11 +150,11 @@ def test_many_samples(method: str) -> None:
 
 
 def test_another_law_than_the_one_drawn_from_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    pick = Eagle._pick
+    pick = ChainGrowth._pick
 
     def picked(self: Any, *rest: Any) -> Any:
         probs, tokens = pick(self, *rest)
         return (1 + probs) / (1 + probs).sum(-1, keepdim=True), tokens
 
-    monkeypatch.setattr(Eagle, "_pick", picked)
+    monkeypatch.setattr(ChainGrowth, "_pick", picked)
     assert draws("chain", 1_000) < 1e-6

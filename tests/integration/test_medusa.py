@@ -11,6 +11,7 @@ import torch
 
 from families import VOCAB
 from forerun import LLM, Hybrid, Medusa, MedusaTree, Suffix
+from forerun.drafters.growth.chain import ChainGrowth
 from forerun.drafters.heads.config import StoredHead
 from forerun.drafters.medusa.config import MedusaConfig
 from forerun.kernels.cpu.page_layout import PAGE
@@ -95,11 +96,11 @@ def test_many_samples(method: str) -> None:
 
 
 def test_another_law_than_the_one_drawn_from_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    pick = Medusa._pick
+    pick = ChainGrowth._pick
 
     def picked(self: Any, *rest: Any) -> Any:
         probs, tokens = pick(self, *rest)
         return (1 + probs) / (1 + probs).sum(-1, keepdim=True), tokens
 
-    monkeypatch.setattr(Medusa, "_pick", picked)
+    monkeypatch.setattr(ChainGrowth, "_pick", picked)
     assert draws("chain", 4_000) < 1e-6

@@ -10,6 +10,8 @@ from torch import Tensor
 
 from forerun import SamplingParams
 from forerun.drafters import Binding, DraftModel
+from forerun.drafters.models.base import BoundModel
+from forerun.drafters.models.draft_model import SharedVocabulary
 from forerun.kernels.cpu import native
 from forerun.kernels.cpu.page_layout import PAGE
 from forerun.models import Model, Rows, load_draft_model, load_model
@@ -98,18 +100,23 @@ def run(drafter: DraftModel, tokens: list[int], number: int, tenant: str | None 
     """Positions that a draft has taken over, and the tokens it proposes."""
     sequence = Running(number, list(tokens), len(tokens), SamplingParams(temperature=0, tenant=tenant))
     drafter.start(sequence)
-    adopted = drafter._states[sequence].cache.length
+    adopted = drafter.drafting_model.states[sequence].cache.length
     drafter.commit([Step(sequence, None, None, len(tokens) - 1)])
     (draft,) = drafter.draft([sequence], [6])
     drafter.stop(sequence)
     return adopted, draft.ids
 
 
+def shared(model: Model) -> BoundModel:
+    """The model as its own draft model."""
+    return BoundModel(model, SharedVocabulary(model.vocab_size, model.vocab_size))
+
+
 def test_a_draft_model_takes_over_what_it_has_computed_for_the_tenant() -> None:
     model = load_draft_model("bundled-draft", "bfloat16")
     drafter = DraftModel(model)
-    drafter._use_model(model, Binding(model, seed=0))
-    drafter._prefill_policy._overall_share = 1.0  # others draft
+    drafter.drafting_model.use(shared(model), Binding(model, seed=0))
+    drafter.drafting_model._prefill_policy._overall_share = 1.0  # others draft
     tokens = TOKENS[: 3 * PAGE + 1]
     first = run(drafter, tokens, 0)
     assert first[0] == 0 and len(first[1]) == 6
@@ -117,14 +124,14 @@ def test_a_draft_model_takes_over_what_it_has_computed_for_the_tenant() -> None:
     assert run(drafter, tokens, 2, "a") == (0, first[1])
     assert drafter.nbytes == 0 and drafter.pools == (model.pool,)
     check_integrity(model.pool)
-    drafter._use_model(model, Binding(model, seed=0, prefix_reuse=False))
+    drafter.drafting_model.use(shared(model), Binding(model, seed=0, prefix_reuse=False))
     assert run(drafter, tokens, 3) == (0, first[1])
 
 
 def test_a_draft_without_room_is_left_out() -> None:
     model = load_draft_model("bundled-draft", "bfloat16")
     drafter = DraftModel(model)
-    drafter._use_model(model, Binding(model, seed=0))
+    drafter.drafting_model.use(shared(model), Binding(model, seed=0))
     room = model.new_cache().pages_wanted(3 * PAGE)  # the reference's caches are of 256 positions at least
     model.pool.limit(room)
     assert run(drafter, TOKENS[: 3 * PAGE - 6], 0)[1] != []  # the last token and six more just fit in three pages

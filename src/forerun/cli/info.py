@@ -106,7 +106,7 @@ def _show(lines: Iterable[tuple[str, object]]) -> None:
 
 def _memory(model: str, drafter: str | None, settings: LLMOptions, engine: EngineConfig) -> dict[str, Any]:
     """Plan the memory of a model. Raises the error with which loading it would fail."""
-    from forerun.engine.memory_plan import MemoryPlan
+    from forerun.engine.memory_division import MemoryPlan
 
     drafted = engine.num_draft_tokens if settings.num_draft_tokens is None else settings.num_draft_tokens
     plan = MemoryPlan.of(

@@ -81,7 +81,7 @@ def _tokens(plain: LLM, prompt: list[int]) -> int:
 
 def _show_start(drafter: str, model: str, settings: LLMOptions, *, chat: bool) -> None:
     """Print the memory of what was chosen, and the commands that run it."""
-    from forerun.engine.memory_plan import MemoryPlan
+    from forerun.engine.memory_division import MemoryPlan
 
     with suppress(ForerunError):  # beside what is loaded here it may not fit a second time
         typer.echo(f"Memory: {MemoryPlan.of(model, drafter, EngineConfig(), **kept(settings))}")

@@ -15,10 +15,9 @@ if TYPE_CHECKING:
         chosen_drafter as chosen_drafter,
         make_drafter as make_drafter,
     )
-    from forerun.drafters.draft_model.chain import DraftModel as DraftModel
     from forerun.drafters.draft_model.cross_vocab import CrossVocab as CrossVocab
+    from forerun.drafters.draft_model.drafters import DraftModel as DraftModel, DraftTree as DraftTree
     from forerun.drafters.draft_model.staged import Staged as Staged
-    from forerun.drafters.draft_model.tree import DraftTree as DraftTree
     from forerun.drafters.eagle.drafter import Eagle as Eagle, EagleTree as EagleTree
     from forerun.drafters.early_exit import EarlyExit as EarlyExit
     from forerun.drafters.hybrid.hybrid import Hybrid as Hybrid

@@ -62,8 +62,8 @@ class Traits:
     """Properties of a drafter that the engine takes into account.
 
     Attributes:
-        cost_key: everything that drafting time depends on beside the target, such as class, options and draft model.
-            Drafters with the same key share stored costs.
+        cost_key: everything that drafting time depends on beside the target: the kind of drafter, its options and its
+            draft model. Drafters with the same key share stored costs.
         fixed_length_draft: nodes of its drafts, where fewer would do it harm: an automatic K is this or 0. None: any
         number.
         reads_prediction: it uses `Sequence.prediction`.
@@ -175,7 +175,8 @@ class Drafter(ABC):
 
     @property
     def traits(self) -> Traits:
-        """Return what the engine takes into account; complete after `bind`."""
+        """Return what the engine takes into account; complete after `bind`. A drafter that says nothing of itself has
+        the costs of its class."""
         return Traits((type(self).__name__,))
 
     @property

@@ -15,11 +15,14 @@ import torch
 from torch import Tensor
 
 from forerun.drafters.base import Binding, NamedModel, Traits
-from forerun.drafters.draft_model.cache import DraftState
-from forerun.drafters.draft_model.chain import DraftModel
-from forerun.drafters.draft_model.growing_chain import GrowingChain
+from forerun.drafters.growth.chain import ChainGrowth
+from forerun.drafters.model_drafter import ModelDrafter
+from forerun.drafters.models.base import BoundModel, DraftingModel
+from forerun.drafters.models.draft_model import SharedVocabulary
+from forerun.drafters.models.state import DraftState
 from forerun.errors import ConfigError, DrafterError, IncompatibleDrafterError
 from forerun.models import Forward, Model, Rows
+from forerun.models.draft_session import Pick
 from forerun.types import Cache, Draft, Sequence
 from forerun.utils.tree import Tree
 
@@ -27,41 +30,25 @@ _SHARE = 0.25
 """Share of the target's layers that draft, unless a number is given."""
 
 
-class EarlyExit(DraftModel):
-    """Drafts chains with the target's first layers. Their tokens are picked as a draft model's are.
+class TargetSource:
+    """The target itself (`ModelSource`).
+
+    Attributes:
+        num_layers: that draft; 0 before `read`.
 
     Args:
-        exit_layer: E, how many layers draft; None takes a quarter of the target's (1 or more).
-
-    Raises:
-        ConfigError: exit_layer is below 1.
+        exit_layer: as of `EarlyExit`.
     """
 
-    _has_own_caches = False
-
-    def __init__(self, exit_layer: int | None = None) -> None:
-        super().__init__(None)
-        if exit_layer is not None and exit_layer < 1:
-            raise ConfigError(f"exit_layer is {exit_layer}, but at least one layer must draft.")
+    def __init__(self, exit_layer: int | None) -> None:
         self._exit_layer = exit_layer
-        self._num_layers = 0
-        self._hidden: dict[DraftState, list[Tensor]] = {}
+        self.num_layers = 0
 
-    @property
-    def traits(self) -> Traits:
-        return Traits((type(self).__name__, f"{self._num_layers or self._exit_layer} layers"), writes_cache=True)
-
-    @property
-    def nbytes(self) -> int:
-        """Return 0: keys and values are the target's state."""
-        return 0
-
-    def models_to_load(self, target_name: str) -> tuple[NamedModel, ...]:
-        """Return no models: the target drafts."""
+    def to_load(self, target_name: str) -> tuple[NamedModel, ...]:
         return ()
 
-    def bind(self, binding: Binding) -> None:
-        """Take the target's first layers.
+    def read(self, binding: Binding) -> BoundModel:
+        """Take the target.
 
         Raises:
             ConfigError: exit_layer is not below the target's number of layers.
@@ -74,59 +61,106 @@ class EarlyExit(DraftModel):
                 "Early exit is for models that the fused decoder computes. Take another drafter."
             )
         layers = target.num_layers
-        self._num_layers = self._exit_layer or max(1, round(_SHARE * layers))
-        if self._num_layers >= layers:
+        self.num_layers = self._exit_layer or max(1, round(_SHARE * layers))
+        if self.num_layers >= layers:
             raise ConfigError(
-                f"exit_layer is {self._num_layers}, but {target.name} has {layers} layers: give a number from 1 to "
+                f"exit_layer is {self.num_layers}, but {target.name} has {layers} layers: give a number from 1 to "
                 f"{layers - 1}, so that something is left to verify with."
             )
-        self._target = target
-        self._use_model(target, binding)
+        return BoundModel(target, SharedVocabulary(target.vocab_size, target.vocab_size))
 
-    def draft(
-        self, sequences: Seq[Sequence], num_draft_tokens: Seq[int], min_acceptance_prob: float = 0.0
-    ) -> list[Draft]:
-        states = [self._states[sequence] for sequence in sequences]
-        self._hidden.clear()
-        try:
-            drafts = super().draft(sequences, num_draft_tokens, min_acceptance_prob)
-            self._finish(states, drafts)
-        finally:
-            for state in states:
-                state.scratch = Tree()  # verification continues from it, and the engine commits or drops it
-        return [self._with_states(state, draft) for state, draft in zip(states, drafts, strict=True)]
 
-    def _draft_session(self, growing: list[GrowingChain], with_probabilities: bool, takes_largest: bool) -> None:
+class FirstLayers(DraftingModel[DraftState]):
+    """The target's first layers. Their keys and values are the target's own."""
+
+    has_own_caches = False
+    source: TargetSource
+
+    def __init__(self, source: TargetSource) -> None:
+        super().__init__(source, DraftState)
+        self._hidden: dict[DraftState, list[Tensor]] = {}
+
+    @property
+    def nbytes(self) -> int:
+        """Return 0: keys and values are the target's state."""
+        return 0
+
+    def cache_for(self, sequence: Sequence) -> Cache:
+        if sequence.cache is None:
+            raise DrafterError("Early exit drafts in the target's own cache, and this sequence has none.")
+        return sequence.cache
+
+    def draft_session(self, states: Seq[DraftState], pick: Pick) -> None:
         """Return None: the sessions of the target run all of its layers."""
 
-    def _forward(self, rows: Seq[Rows], states: Seq[DraftState]) -> Forward:
+    def forward(self, rows: Seq[Rows], states: Seq[DraftState]) -> Forward:
         """Run the first layers, and keep the states that leave them."""
-        hidden, logits = self._target.forward_first(rows, self._num_layers)
+        target = self.model
+        assert isinstance(target, Model)
+        hidden, logits = target.forward_first(rows, self.source.num_layers)
         parts = torch.split(hidden, [len(row.token_ids) for row in rows])
         for state, part in zip(states, parts, strict=True):
             self._hidden.setdefault(state, []).append(part)
         return Forward(logits)
 
-    def _finish(self, states: Seq[DraftState], drafts: Seq[Draft]) -> None:
+    def begin(self) -> None:
+        """Forget the states of the last drafts."""
+        self._hidden.clear()
+
+    def finish(self, sequences: Seq[Sequence], drafts: Seq[Draft]) -> None:
         """Take every draft's last token through the layers as well, unless the next token was computed already and
         was not worth drafting."""
+        states = [self.states[sequence] for sequence in sequences]
         incomplete = [
             (state, draft) for state, draft in zip(states, drafts, strict=True) if len(state.scratch) == len(draft) > 0
         ]
         if incomplete:
             rows = [Rows(state.cache, draft.ids[-1:], None, 0) for state, draft in incomplete]
-            self._feed(rows, [state for state, _ in incomplete])
+            self.feed(rows, [state for state, _ in incomplete])
 
-    def _with_states(self, state: DraftState, draft: Draft) -> Draft:
-        states = self._hidden.get(state)
+    def hand_over(self, sequences: Seq[Sequence]) -> None:
+        """Leave the rows to verification, which continues from them; the engine commits or drops them."""
+        for sequence in sequences:
+            self.states[sequence].scratch = Tree()
+
+    def with_states(self, sequence: Sequence, draft: Draft) -> Draft:
+        """Return the draft with the states that verification continues from."""
+        states = self._hidden.get(self.states[sequence])
         if not len(draft) or states is None:
             return draft
-        return replace(draft, hidden=torch.cat(states), first_layer=self._num_layers)
+        return replace(draft, hidden=torch.cat(states), first_layer=self.source.num_layers)
 
-    def _cache_for(self, sequence: Sequence) -> Cache:
-        if sequence.cache is None:
-            raise DrafterError("Early exit drafts in the target's own cache, and this sequence has none.")
-        return sequence.cache
 
-    def _free(self, state: DraftState) -> None:
-        """Leave the cache to the engine."""
+class EarlyExit(ModelDrafter):
+    """Drafts chains with the target's first layers. Their tokens are picked as a draft model's are.
+
+    Args:
+        exit_layer: E, how many layers draft; None takes a quarter of the target's (1 or more).
+
+    Raises:
+        ConfigError: exit_layer is below 1.
+    """
+
+    def __init__(self, exit_layer: int | None = None) -> None:
+        if exit_layer is not None and exit_layer < 1:
+            raise ConfigError(f"exit_layer is {exit_layer}, but at least one layer must draft.")
+        self._exit_layer = exit_layer
+        self._layers = FirstLayers(TargetSource(exit_layer))
+        super().__init__("EarlyExit", self._layers, ChainGrowth(self._layers))
+
+    @property
+    def traits(self) -> Traits:
+        num_layers = self._layers.source.num_layers or self._exit_layer
+        return Traits((self._kind, f"{num_layers} layers"), writes_cache=True)
+
+    def draft(
+        self, sequences: Seq[Sequence], num_draft_tokens: Seq[int], min_acceptance_prob: float = 0.0
+    ) -> list[Draft]:
+        layers = self._layers
+        layers.begin()
+        try:
+            drafts = super().draft(sequences, num_draft_tokens, min_acceptance_prob)
+            layers.finish(sequences, drafts)
+        finally:
+            layers.hand_over(sequences)
+        return [layers.with_states(sequence, draft) for sequence, draft in zip(sequences, drafts, strict=True)]

@@ -15,7 +15,7 @@ from random import Random
 
 from forerun.config import MAX_NUM_DRAFT_TOKENS
 from forerun.drafters.base import Binding, OneByOne, Traits
-from forerun.drafters.ranked_tree import Child, RankedTree, best_tree
+from forerun.drafters.growth.ranked_tree import Child, RankedTree, best_tree
 from forerun.errors import ConfigError
 from forerun.speculation import Rates
 from forerun.types import Draft, Needs, Sequence, Step
@@ -210,7 +210,7 @@ class Lookahead(OneByOne):
             f"window={self._width} ngram={self._num_rows + 1} guesses={self._guesses} "
             f"prompt_pool={self._prompt_pool} verify_window={self._verify_window}"
         )
-        return Traits((type(self).__name__, options), fixed_length_draft=self._whole_draft)
+        return Traits(("Lookahead", options), fixed_length_draft=self._whole_draft)
 
     @property
     def nbytes(self) -> int:

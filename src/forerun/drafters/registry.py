@@ -73,10 +73,14 @@ class DrafterRow:
 
 DRAFTERS: Mapping[str, DrafterRow] = {
     "draft-model": DrafterRow(
-        "draft_model.chain:DraftModel", "model", "a smaller model of the same vocabulary drafts a chain", "model", "{}"
+        "draft_model.drafters:DraftModel",
+        "model",
+        "a smaller model of the same vocabulary drafts a chain",
+        "model",
+        "{}",
     ),
     "draft-tree": DrafterRow(
-        "draft_model.tree:DraftTree",
+        "draft_model.drafters:DraftTree",
         "model",
         "a smaller model of the same vocabulary drafts a branching tree",
         "model",

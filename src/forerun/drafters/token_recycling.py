@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from forerun.drafters.base import Binding, OneByOne, Traits
-from forerun.drafters.ranked_tree import Child, RankedTree, best_tree
+from forerun.drafters.growth.ranked_tree import Child, RankedTree, best_tree
 from forerun.errors import ConfigError, DrafterError, IncompatibleDrafterError
 from forerun.speculation import Rates
 from forerun.types import Draft, Needs, Sequence, Step
@@ -195,7 +195,7 @@ class Recycling(OneByOne):
     @property
     def traits(self) -> Traits:
         options = f"width={self._width} share={self._share} learn_prompt={self._needs.prompt_rows}"
-        return Traits((type(self).__name__, options), estimates=True, can_sleep=True, learns=True)
+        return Traits(("Recycling", options), estimates=True, can_sleep=True, learns=True)
 
     def bind(self, binding: Binding) -> None:
         """Read the saved matrix. Raises DrafterError if it cannot be read or was saved for another vocabulary."""

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from forerun.config import AUTO, ON, EngineConfig, MaxModelLen
 from forerun.drafters import Drafter
-from forerun.engine.memory_plan import (
+from forerun.engine.memory_division import (
     AvailableMemory,
     held_context,
     most_saved_states,

@@ -34,7 +34,7 @@ from forerun.drafters.parse_text import drafter_of_vllm
 from forerun.engine.chat_template import Message, Prompt, encode, one_prompt, split_chats, split_prompts, template_of
 from forerun.engine.engine import Engine
 from forerun.engine.kv_cache_manager import bound_memory
-from forerun.engine.memory_plan import MemoryPlan, bounded
+from forerun.engine.memory_division import MemoryPlan, bounded
 from forerun.engine.request_checks import Params, naming_prompt, one_each, sampling_of
 from forerun.engine.results import Generation, StepOutput, StreamChunk
 from forerun.engine.sequence import Request

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
 from torch import Tensor
 
 from forerun import __version__
@@ -31,17 +32,12 @@ from forerun.models.fused.families import refusal, spec_of
 from forerun.models.linear import Part
 from forerun.models.loading.configuration import context_length, refuse_unservable
 from forerun.models.loading.find_source import find_source
-from forerun.models.loading.load import read_to_quantize
-from forerun.models.loading.quantized_layers import (
-    LAYOUT,
-    METHOD,
-    Quantization,
-    QuantizedMaker,
-    matrices,
-    outer_modules,
-)
+from forerun.models.loading.load import WeightReader
 from forerun.models.loading.quantized_tensors import tensors_of
+from forerun.models.loading.source import ModelSource, Quantization
 from forerun.models.loading.transformers_modules import quietly
+from forerun.models.loading.weight_maker import LAYOUT, METHOD, WeightMaker, matrices, outer_modules
+from forerun.models.weight_plan import WeightPlan
 from forerun.utils.files import whole_folder, write_bytes, write_json
 from forerun.utils.foreign_errors import REMEDY
 from forerun.utils.json_file import read_json
@@ -84,10 +80,9 @@ def export_quantized(
     config = source.config()
     refuse_unservable(config, source.name)
     is_fused = refusal(config) is None
-    loaded, maker = read_to_quantize(source, config, "auto", adapter, quantize, is_fused=is_fused)
-    if is_fused:
-        take_experts_apart(spec_of(loaded.config), loaded)
-    dtype, num_parameters = str(maker.dtype).removeprefix("torch."), sum(each.numel() for each in loaded.parameters())
+    loaded, maker = _read(source, config, quantize, adapter, is_fused=is_fused)
+    dtype = str(maker.plan.dtype).removeprefix("torch.")
+    num_parameters = sum(each.numel() for each in loaded.parameters())
     loaded.config.architectures = [type(loaded).__name__]
     check_disk_space(out, _nbytes(loaded, quantize, is_fused))
     generation = generation_config(source.eos_token_ids(config), tokenizer, source.recommended_sampling())
@@ -106,6 +101,20 @@ def export_quantized(
     return Exported(num_parameters, quantize, sum(written.values()), tuple(sorted(written)))
 
 
+def _read(
+    source: ModelSource, config: Any, quantize: Quantization, adapter: str | Path | None, *, is_fused: bool
+) -> tuple[Any, WeightMaker]:
+    """Return the modules of a model with an adapter merged and experts apart, and what makes its weights."""
+    plan = WeightPlan.of(
+        *(source, config, "auto", torch.device("cpu"), quantize), is_fused=is_fused, has_adapter=adapter is not None
+    )
+    model, maker = WeightReader(source, config, plan, adapter, attention=None).read()
+    assert maker is not None  # they are quantized
+    if is_fused:
+        take_experts_apart(spec_of(model.config), model)
+    return model, maker
+
+
 def _nbytes(model: Any, quantize: Quantization, is_fused: bool) -> int:
     """Estimate the bytes of the saved tensors: quantized values, scales, and unquantized tensors."""
     outer = outer_modules(model, is_fused)
@@ -117,7 +126,7 @@ def _nbytes(model: Any, quantize: Quantization, is_fused: bool) -> int:
     return int(sum(each.numel() * quantized.get(name, each.element_size()) for name, each in parameters))
 
 
-def _parts(model: Any, maker: QuantizedMaker, is_fused: bool, name: str) -> Iterator[dict[str, Tensor]]:
+def _parts(model: Any, maker: WeightMaker, is_fused: bool, name: str) -> Iterator[dict[str, Tensor]]:
     """Yield the tensors to save by name, those of one parameter at a time; quantize them lazily."""
     from transformers.pytorch_utils import Conv1D
 

@@ -9,8 +9,8 @@ from forerun.models.loading.load import (
     load_tokenizer,
     load_transformers_model,
 )
-from forerun.models.loading.quantized_layers import check_quantization
 from forerun.models.model import Model
+from forerun.models.weight_plan import check_quantization
 
 __all__ = [
     "Exactness",

@@ -15,10 +15,7 @@ from torch import Tensor
 
 from forerun.config import AUTO, KERNELS_VARIABLE, KV_CACHE_DTYPES, TRITON
 from forerun.errors import ConfigError, UnsupportedModelError
-from forerun.kernels.cpu import native_for
-from forerun.kernels.cpu.library import Library
 from forerun.kernels.cpu.linear import NativeLinear
-from forerun.kernels.torch.linear import can_pack
 from forerun.kernels.triton.availability import check_device, is_triton_selected
 from forerun.models.attention.native import NativeAttention
 from forerun.models.fused.decoder import FusedDecoder
@@ -28,15 +25,15 @@ from forerun.models.fused.recurrence import state_layout
 from forerun.models.general import GeneralDecoder
 from forerun.models.linear import FloatMaker, Maker
 from forerun.models.loading.configuration import OUTPUT_TOKENS, refuse_unservable
-from forerun.models.loading.quantized_layers import QuantizedMaker
 from forerun.models.loading.source import ModelSource
+from forerun.models.loading.weight_maker import WeightMaker
 from forerun.models.model import Decoder
+from forerun.models.weight_plan import WeightPlan, library_for
 
 if TYPE_CHECKING:
     from forerun.models.fused.triton import TritonDecoder
 
 Kind = Literal["auto", "fused", "general"]
-_NATIVE_TYPES = (torch.bfloat16, torch.float32)
 
 
 def llama_refusal(config: Any) -> str | None:
@@ -71,31 +68,6 @@ def served_kind(kind: Kind, source: ModelSource, config: Any) -> Kind:
     return ("general" if reason else "fused") if kind == "auto" else kind
 
 
-def library_for(device: torch.device, dtype: torch.dtype) -> Library | None:
-    """Return the native library if it computes models of this kind: bfloat16 and float32, their weights quantized or
-    not, on the CPU. For float64 it is not even searched for."""
-    return native_for(device) if dtype in _NATIVE_TYPES else None
-
-
-def mixture_as_stored(
-    source: ModelSource,
-    quantize: str | None,
-    device: torch.device,
-    dtype: torch.dtype,
-    *,
-    is_fused: bool,
-    adapted: bool,
-) -> str | None:
-    """Return the mixture of types in which a GGUF file's weights are computed with as they lie (`ModelSource.mixture`):
-    by the native fused decoder, without an adapter, which changes the numbers. None where they are not.
-
-    quantize: what else they are to be brought to, or UNQUANTIZED; None: as the files are.
-    """
-    if quantize is not None or adapted or not is_fused or library_for(device, dtype) is None:
-        return None
-    return source.mixture()
-
-
 def cache_dtype_of(kv_cache_dtype: str, device: torch.device, dtype: torch.dtype) -> torch.dtype:
     """Return the number format of a model's keys and values, which the reference kernels choose themselves.
 
@@ -121,17 +93,10 @@ def cache_dtype_of(kv_cache_dtype: str, device: torch.device, dtype: torch.dtype
     return found
 
 
-def multiplies_floats(device: torch.device, dtype: torch.dtype, *, is_fused: bool) -> bool:
-    """Return whether the native library, if it computes a model, multiplies its float weights: in the fused decoder and
-    in float32 always, elsewhere unless oneDNN has products of bfloat16 here."""
-    return is_fused or dtype == torch.float32 or not can_pack(dtype, device)
-
-
 def make_decoder(
     hf: Any,
-    dtype: torch.dtype,
-    kind: str,
-    maker: Maker | None,
+    plan: WeightPlan,
+    maker: WeightMaker | None,
     output_tokens: Tensor | None = None,
     kv_cache_dtype: str = AUTO,
 ) -> Decoder:
@@ -139,9 +104,7 @@ def make_decoder(
     kernels are used.
 
     Args:
-        dtype: of everything that is not quantized.
-        kind: "fused" or "general".
-        maker: of quantized layers; None: weights are as they are.
+        maker: of its layers; None: its weights are numbers, as they are.
         output_tokens: int64, those whose rows of the output layer are computed, of the fused decoders only;
             None for all.
         kv_cache_dtype: of `cache_dtype_of`.
@@ -150,31 +113,27 @@ def make_decoder(
         ConfigError: the Triton kernels are selected, but unavailable for this device or dtype; or as `cache_dtype_of`.
         UnsupportedModelError: they are selected, but do not compute this model.
     """
-    cache_dtype = cache_dtype_of(kv_cache_dtype, hf.device, dtype)
+    cache_dtype = cache_dtype_of(kv_cache_dtype, hf.device, plan.dtype)
     if is_triton_selected():
-        assert maker is None or isinstance(maker, QuantizedMaker)  # as it is stored, nothing is computed by Triton
-        return _by_triton(hf, dtype, kind, maker, output_tokens)
-    library, is_fused = library_for(hf.device, dtype), kind == "fused"
-    if library is None:
-        return FusedDecoder(hf, maker, output_tokens) if is_fused else GeneralDecoder(hf, maker)
+        return _by_triton(hf, plan, maker, output_tokens)
+    if plan.library is None:
+        return FusedDecoder(hf, maker, output_tokens) if plan.is_fused else GeneralDecoder(hf, maker)
     made: Maker | None = maker
-    if maker is None and multiplies_floats(hf.device, dtype, is_fused=is_fused):
-        made = FloatMaker(partial(NativeLinear, library))
-    if is_fused:
+    if maker is None and plan.multiplies_floats:
+        made = FloatMaker(partial(NativeLinear, plan.library))
+    if plan.is_fused:
         assert made is not None
-        return NativeDecoder(hf, library, made, cache_dtype, output_tokens)
-    return GeneralDecoder(hf, made, NativeAttention(library, dtype, cache_dtype))
+        return NativeDecoder(hf, plan.library, made, cache_dtype, output_tokens)
+    return GeneralDecoder(hf, made, NativeAttention(plan.library, plan.dtype, cache_dtype))
 
 
-def _by_triton(
-    hf: Any, dtype: torch.dtype, kind: str, maker: QuantizedMaker | None, output_tokens: Tensor | None
-) -> TritonDecoder:
-    check_device(hf.device, dtype)
-    if kind != "fused" or llama_refusal(hf.config) is not None:
+def _by_triton(hf: Any, plan: WeightPlan, maker: WeightMaker | None, output_tokens: Tensor | None) -> TritonDecoder:
+    check_device(hf.device, plan.dtype)
+    if not plan.is_fused or llama_refusal(hf.config) is not None:
         raise UnsupportedModelError(
             f"{KERNELS_VARIABLE} is {TRITON}, but its kernels compute the Llama family (Llama, Mistral, Qwen2, Qwen3), "
             f"not {hf.config.model_type}. Unset {KERNELS_VARIABLE} to compute it in PyTorch."
         )
     from forerun.models.fused.triton import TritonDecoder  # it imports triton
 
-    return TritonDecoder(hf, dtype, maker, output_tokens)
+    return TritonDecoder(hf, plan.dtype, maker, output_tokens)

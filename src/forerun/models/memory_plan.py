@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -10,36 +10,27 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from forerun.config import AUTO, DEFAULT_DTYPE, UNQUANTIZED
+from forerun.config import AUTO, DEFAULT_DTYPE
 from forerun.errors import UnsupportedModelError
-from forerun.kernels.block_weight import BlockType
-from forerun.kernels.cpu.library import Library
-from forerun.kernels.cpu.linear import linear_nbytes, with_page_ends
+from forerun.kernels.cpu.linear import with_page_ends
 from forerun.kernels.partition import AttentionShape
-from forerun.kernels.quantize import QuantizedFormat
-from forerun.kernels.torch.linear import can_pack
-from forerun.kernels.triton.availability import is_triton_selected
 from forerun.kernels.triton.product_cut import Cut
 from forerun.kernels.triton.step_arrays import HEAD_ROWS, MAX_ROWS, TILE, Capacity
 from forerun.kv_cache.recurrent_state import StateMaker
 from forerun.models.attention.base import LayerAttention, Planner
 from forerun.models.attention.native import PathPlanner
 from forerun.models.attention.reference import ReferenceAttention
-from forerun.models.decoders import cache_dtype_of, library_for, mixture_as_stored, multiplies_floats, served_kind
+from forerun.models.decoders import cache_dtype_of, served_kind
 from forerun.models.fused.decoder import attentions_of
-from forerun.models.fused.experts import stacked
 from forerun.models.fused.families import refusal, spec_of
 from forerun.models.fused.options import head_shape
 from forerun.models.fused.recurrence import state_layout
-from forerun.models.fused.spec import DecoderSpec
 from forerun.models.general import ATTENTION_NAME
 from forerun.models.loading.configuration import context_length
 from forerun.models.loading.find_source import find_source
 from forerun.models.loading.fused_modules import Numbers, empty_fused
-from forerun.models.loading.load import check_dtype, served_dtype
-from forerun.models.loading.quantized_layers import Quantization, check_quantization, form_kept, outer_modules
-from forerun.models.loading.source import ModelSource
 from forerun.models.loading.transformers_modules import empty_model
+from forerun.models.weight_plan import PlannedProduct, WeightPlan, check_dtype, check_quantization
 from forerun.utils.device import resolve_device
 
 # The shapes are those of an empty model of the configuration, which loading compares with the headers of the files.
@@ -47,145 +38,49 @@ from forerun.utils.device import resolve_device
 # tensor at a time is held twice.
 
 _FLOAT32 = 4
-_PRODUCT = 8
-"""Bytes a number that `QuantizedLinear`, which multiplies in float64, keeps beside the quantized values."""
 _PART = 1 << 27
 """Bytes of the part of a tensor that is held once more while it is converted."""
 
 
-@dataclass(frozen=True, slots=True)
-class WeightStorage:
-    """How the weights of a model are stored once it is loaded.
-
-    Attributes:
-        dtype: of everything that is not quantized.
-        device: where they lie.
-        is_fused: the fused decoder computes it.
-        library: the native kernels, where they compute.
-        quantize: what matrices are brought to; None: nothing.
-        stored: by name, the format of a quantized weight of the files, or None; without `quantize`, of one that is
-            computed with as it is stored.
-        has_adapter: an adapter is merged before anything else.
-        is_triton: the Triton kernels compute it.
-    """
-
-    dtype: torch.dtype
-    device: torch.device
-    is_fused: bool
-    library: Library | None
-    quantize: Quantization | None
-    stored: Callable[[str], QuantizedFormat | BlockType | None]
-    has_adapter: bool
-    is_triton: bool = False
-
-    @property
-    def is_native(self) -> bool:
-        """Return whether all layers are computed by the native kernels."""
-        return self.is_fused and self.library is not None
-
-    def linear(self, name: str, shape: torch.Size, *, is_outer: bool) -> int:
-        """Return the bytes of a linear layer's weight. shape: outputs, inputs. is_outer: of the output layer or the
-        embedding."""
-        if self.quantize is None:
-            if self.library is not None and multiplies_floats(self.device, self.dtype, is_fused=self.is_fused):
-                return linear_nbytes(self.library, shape[0], shape[1], self.stored(name) or self.dtype)
-            return shape.numel() * self.dtype.itemsize
-        form = self._form(name, is_outer=is_outer)
-        if self.library is not None:
-            return linear_nbytes(self.library, shape[0], shape[1], form)
-        if self.is_triton:
-            return _quantized_nbytes(form, shape, is_packed=True)
-        return _quantized_nbytes(form, shape) + _PRODUCT * shape.numel()
-
-    def embedding(self, name: str, shape: torch.Size) -> int:
-        """Return the bytes of the embedding."""
-        if self.is_native:
-            return self.linear(name, shape, is_outer=True)
-        if self.is_fused and self.quantize is not None:
-            return _quantized_nbytes(self._form(name, is_outer=True), shape)
-        return shape.numel() * self.dtype.itemsize
-
-    def tied_head(self, name: str, shape: torch.Size, num_outputs: int | None = None) -> int:
-        """Return the bytes of an output layer beside the embedding whose weight it shares.
-
-        num_outputs: tokens that the output layer is kept for; None for all.
-        """
-        if num_outputs is not None:
-            return self.linear(name, torch.Size((num_outputs, shape[1])), is_outer=True)
-        if self.is_native:
-            return 0
-        if self.is_triton:
-            return 0 if self.quantize is None else self.linear(name, shape, is_outer=True)
-        if self.quantize is not None:
-            return _PRODUCT * shape.numel() if self.is_fused else self.linear(name, shape, is_outer=True)
-        is_packed = self.library is not None or can_pack(self.dtype, self.device)
-        return self.linear(name, shape, is_outer=True) if is_packed else 0
-
-    def other(self, parameter: Tensor) -> int:
-        """Return the bytes of a norm, a bias or any other parameter; the fused decoders keep them in float32 at
-        least."""
-        return parameter.numel() * max(parameter.element_size(), _FLOAT32 if self.is_fused else 0)
-
-    def read(self, parameter: Tensor, *, is_matrix: bool) -> int:
-        """Return the bytes of a parameter as Transformers reads it. is_matrix: it is quantized, if any parameter is."""
-        size = parameter.element_size()
-        if self.has_adapter or (is_matrix and self.quantize is not None):
-            size = max(size, _FLOAT32)
-        return size * parameter.numel()
-
-    def _form(self, name: str, *, is_outer: bool) -> QuantizedFormat:
-        assert self.quantize is not None
-        stored = None if self.has_adapter else self.stored(name)
-        assert not isinstance(stored, BlockType)  # those are not quantized anew
-        return form_kept(stored, self.quantize, is_outer=is_outer)
-
-
-def weight_nbytes(model: Any, storage: WeightStorage, num_outputs: int | None = None) -> tuple[int, int]:
+def weight_nbytes(model: Any, plan: WeightPlan, products: Sequence[PlannedProduct]) -> tuple[int, int]:
     """Return the bytes that a model's weights take once loaded, and at most while loading.
 
     Args:
-        model: of Transformers, as `empty_model` makes it.
-        num_outputs: tokens that the output layer is kept for, in rows beside the embedding's; None for all.
+        model: of Transformers, as `empty_model` makes it. products: of the model.
     """
-    head, *tables = outer_modules(model, storage.is_fused)
-    is_streamed = storage.is_fused and storage.quantize is not None and not storage.has_adapter
-    kept = read = largest = 0
+    stored = {
+        name: each
+        for product in products
+        for names in product.matrices
+        for name, each in zip(names, product.stored, strict=True)
+    }
+    is_made = plan.is_streamed and plan.quantize is not None
+    kept = sum(product.nbytes for product in products)
+    read = largest = 0
     for name, module, parameter in _parameters(model):
-        is_embedding = any(module is table for table in tables) and parameter.dim() == 2
-        is_matrix = (isinstance(module, nn.Linear) or _is_conv(module)) and parameter.dim() == 2
-        if is_embedding:
-            kept += storage.embedding(name, parameter.shape)
-            if head is not None and head.weight is parameter:
-                kept += storage.tied_head(name, parameter.shape, num_outputs)
-        elif is_matrix:
-            shape = parameter.shape[::-1] if _is_conv(module) else parameter.shape  # outputs first
-            if module is head and num_outputs is not None:
-                shape = torch.Size((num_outputs, shape[1]))
-            kept += storage.linear(name, shape, is_outer=module is head)
-        elif isinstance(module, Numbers) and parameter.dim() == 2:
-            kept += parameter.nbytes
-        else:
-            kept += storage.other(parameter)
-        is_coded = is_matrix or (is_embedding and storage.is_fused)
-        is_block = is_coded and storage.quantize is None and storage.stored(name) is not None  # packed from the file
-        size = 0 if is_block else storage.read(parameter, is_matrix=is_coded)
+        is_matrix = name in stored
+        if not is_matrix:
+            is_number = isinstance(module, Numbers) and parameter.dim() == 2
+            kept += parameter.nbytes if is_number else other_nbytes(parameter, plan)
+        is_as_stored = is_matrix and plan.quantize is None and stored[name] is not None  # packed from the file
+        size = 0 if is_as_stored else _read_nbytes(parameter, plan, is_matrix=is_matrix)
         largest = max(largest, size)
-        read += 0 if is_streamed and is_coded else size
-    kept = with_page_ends(kept) if storage.is_native else kept
-    return kept, max(kept, read if not is_streamed else kept + read) + largest + min(largest, _PART)
+        read += 0 if is_made and is_matrix else size
+    kept = with_page_ends(kept) if plan.is_native else kept
+    return kept, max(kept, read if not is_made else kept + read) + largest + min(largest, _PART)
 
 
-def experts_nbytes(model: Any, spec: DecoderSpec, storage: WeightStorage) -> tuple[int, int]:
-    """Return the bytes that weights of experts take, and those that a token reads. Arguments as `weight_nbytes`."""
-    if spec.experts is None:
-        return 0, 0
-    names = {name for parts in stacked(spec).values() for each in parts for name in each}
-    taken = sum(
-        storage.linear(name, parameter.shape, is_outer=False)
-        for name, _, parameter in _parameters(model)
-        if name in names and parameter.dim() == 2
-    )
-    return taken, taken * spec.experts.top // spec.experts.count
+def other_nbytes(parameter: Tensor, plan: WeightPlan) -> int:
+    """Return the bytes of a norm, a bias or any other parameter; the fused decoders keep them in float32 at least."""
+    return parameter.numel() * max(parameter.element_size(), _FLOAT32 if plan.is_fused else 0)
+
+
+def _read_nbytes(parameter: Tensor, plan: WeightPlan, *, is_matrix: bool) -> int:
+    """Return the bytes of a parameter as Transformers reads it. is_matrix: it is quantized, if any parameter is."""
+    size = parameter.element_size()
+    if plan.has_adapter or (is_matrix and plan.quantize is not None):
+        size = max(size, _FLOAT32)
+    return size * parameter.numel()
 
 
 def _parameters(model: Any) -> Iterator[tuple[str, nn.Module, Tensor]]:
@@ -196,19 +91,6 @@ def _parameters(model: Any) -> Iterator[tuple[str, nn.Module, Tensor]]:
             if id(parameter) not in seen:
                 seen.add(id(parameter))
                 yield f"{path}.{name}" if path else name, module, parameter
-
-
-def _is_conv(module: nn.Module) -> bool:
-    return type(module).__name__ == "Conv1D"  # GPT-2's; Transformers' classes are not imported here
-
-
-def _quantized_nbytes(form: QuantizedFormat, shape: torch.Size, *, is_packed: bool = False) -> int:
-    """Return the bytes of a `QuantizedWeight`. is_packed: two values of 4 bits share a byte."""
-    if form.group is None:
-        return shape.numel() + _FLOAT32 * shape[0]
-    groups = -(-shape[1] // form.group) * shape[0]
-    values = groups * form.group // 2 if is_packed and form.bits == 4 else shape.numel()
-    return values + 2 * groups * (2 if form.has_minimum else 1)
 
 
 def step_nbytes(config: Any, dtype: torch.dtype) -> int:
@@ -300,41 +182,45 @@ def model_memory(
         ConfigError, ModelLoadError, UnsupportedModelError: as `load_model`, as far as the headers show.
     """
     check_dtype(dtype)
-    requested, has_adapter = check_quantization(quantize, dtype), adapter is not None
+    requested = check_quantization(quantize, dtype)
     target_device, source = resolve_device(device), find_source(name)
     config = source.plain_config()
     is_fused = served_kind("auto", source, config) == "fused"
-    quantization = requested or check_quantization(source.quantization(), dtype)
-    served = served_dtype(source, dtype, is_quantized=quantization not in (None, UNQUANTIZED))
-    mixture = mixture_as_stored(source, quantization, target_device, served, is_fused=is_fused, adapted=has_adapter)
-    quantization = None if quantization == UNQUANTIZED else quantization
-    library = library_for(target_device, served)
-    empty: Any = empty_fused(source.name, config, served) if is_fused else None
+    plan = WeightPlan.of(
+        *(source, config, dtype, target_device, requested), is_fused=is_fused, has_adapter=adapter is not None
+    )
+    empty: Any = empty_fused(source.name, config, plan.dtype) if is_fused else None
     if empty is None:
-        empty = empty_model(source.name, source.config(), served, ATTENTION_NAME)
-    is_triton = is_fused and is_triton_selected()
-    stored = _stored_forms(source, config, quantization, mixture)
-    storage = WeightStorage(served, target_device, is_fused, library, quantization, stored, has_adapter, is_triton)
+        empty = empty_model(source.name, source.config(), plan.dtype, ATTENTION_NAME)
     tokens = source.output_tokens(config)
-    kept, loading = weight_nbytes(empty, storage, None if tokens is None else len(tokens))
-    kept += step_nbytes(config, served) if is_triton else 0
-    # of other models, all weights are in memory while they are loaded
-    streams = storage.is_native and not has_adapter and (quantization or mixture) is not None
-    experts, read = experts_nbytes(empty, spec_of(config), storage) if streams else (0, 0)
+    products = plan.products(empty, None if tokens is None else len(tokens))
+    kept, loading = weight_nbytes(empty, plan, products)
+    kept += step_nbytes(config, plan.dtype) if plan.is_triton else 0
+    experts = read = 0
+    if plan.is_native and plan.is_streamed and plan.number_format is not None:
+        # of other models, all weights are in memory while they are loaded
+        experts = sum(product.nbytes for product in products if product.is_expert)
+        read = _read_share(config, experts)
     return ModelMemory(
         name=source.name,
-        number_format=quantization or mixture or str(served).removeprefix("torch."),
-        dtype=served,
+        number_format=plan.number_format or str(plan.dtype).removeprefix("torch."),
+        dtype=plan.dtype,
         device=target_device,
         weights=kept,
         loading=loading,
-        planner=_planner(config, storage, cache_dtype_of(kv_cache_dtype, target_device, served)),
+        planner=_planner(config, plan, cache_dtype_of(kv_cache_dtype, target_device, plan.dtype)),
         context_length=context_length(config),
         vocab_size=config.vocab_size,
         width=_row_width(config, is_fused=is_fused),
         experts=experts,
         experts_read=read,
     )
+
+
+def _read_share(config: Any, nbytes: int) -> int:
+    """Return the bytes that a token reads of so many of experts."""
+    shape = spec_of(config).experts
+    return 0 if shape is None else nbytes * shape.top // shape.count
 
 
 def _row_width(config: Any, *, is_fused: bool) -> int:
@@ -352,15 +238,6 @@ def _row_width(config: Any, *, is_fused: bool) -> int:
     return wide if spec.latent is None else wide + 2 * spec.num_heads * sum(spec.cached_widths)
 
 
-def _stored_forms(
-    source: ModelSource, config: Any, quantize: Quantization | None, mixture: str | None
-) -> Callable[[str], QuantizedFormat | BlockType | None]:
-    """Return `WeightStorage.stored`. mixture: of the files, if weights are computed with as they are stored."""
-    if quantize is not None:
-        return source.quantized_format(config)
-    return source.block_form(config) if mixture is not None else lambda name: None
-
-
 def attention_widths(config: Any) -> tuple[int, int, int, int]:
     """Return the query heads, key heads, and the widths of a key and of a value as they are cached."""
     if refusal(config) is None:
@@ -372,20 +249,20 @@ def attention_widths(config: Any) -> tuple[int, int, int, int]:
     return heads, kv_heads, width, width
 
 
-def _planner(config: Any, storage: WeightStorage, cache_dtype: torch.dtype) -> Planner:
+def _planner(config: Any, plan: WeightPlan, cache_dtype: torch.dtype) -> Planner:
     """Make the planner that the decoder of such a model makes."""
     heads, kv_heads, key_width, value_width = attention_widths(config)
     if kv_heads < 1 or key_width < 1:
         raise UnsupportedModelError(f"a model of {kv_heads} key heads of width {key_width} cannot be served.")
     layer = LayerAttention(kv_heads, max(1, heads // kv_heads), key_width, value_width, AttentionShape(key_width**-0.5))
     layers, states = [layer] * config.num_hidden_layers, None
-    if storage.is_fused:
+    if plan.is_fused:
         spec = spec_of(config)
         layers, states = attentions_of(spec), state_layout(spec)
-    if storage.is_triton or storage.library is not None:
-        planner: Planner = PathPlanner(layers, cache_dtype, storage.device if storage.is_triton else None)
+    if plan.is_triton or plan.library is not None:
+        planner: Planner = PathPlanner(layers, cache_dtype, plan.device if plan.is_triton else None)
     else:
-        planner = ReferenceAttention(storage.dtype).planner(layers, storage.device)
+        planner = ReferenceAttention(plan.dtype).planner(layers, plan.device)
     if states is not None:
-        planner.new_state = StateMaker(states, config.num_hidden_layers, is_native=storage.is_native)
+        planner.new_state = StateMaker(states, config.num_hidden_layers, is_native=plan.is_native)
     return planner

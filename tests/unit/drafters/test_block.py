@@ -13,10 +13,11 @@ from blocks import FULL, markov_block, proposed, random_block, reference_block, 
 from families import VOCAB, make_family
 from forerun import LLM, Block, Eagle, Hybrid, SamplingParams, Staged, Suffix
 from forerun.drafters import Binding
+from forerun.drafters.block.drafter import BlockGrowth
 from forerun.drafters.block.layers import PairLayers
 from forerun.drafters.block.model import BlockModel
 from forerun.drafters.heads.config import StoredHead
-from forerun.drafters.heads.drafter import HeadState
+from forerun.drafters.heads.drafting import HeadState
 from forerun.drafters.heads.fingerprint import target_fingerprint
 from forerun.drafters.heads.folder import save_head
 from forerun.errors import DrafterError, IncompatibleDrafterError, UnsupportedModelError
@@ -78,8 +79,8 @@ def wrong_drafts(family: Model, block: Any, minimum: int = 12, **options: Any) -
         if not drafted:
             continue
         before = [tokens[-1], *drafted[:-1]]
-        logits, _ = reference_block(block._head, family, tokens, before)
-        wrong += proposed(block._head)[logits.argmax(-1)].tolist() != drafted
+        logits, _ = reference_block(block.drafting_model.source.head, family, tokens, before)
+        wrong += proposed(block.drafting_model.source.head)[logits.argmax(-1)].tolist() != drafted
     return wrong
 
 
@@ -146,7 +147,7 @@ def begun(drafter: Any, target: Any, text: list[int], params: SamplingParams = G
     bind(drafter, target)
     sequence = Sequence(0, text, len(text), params)
     drafter.start(sequence)
-    states = taps_of(target, drafter._head, text[:-1])
+    states = taps_of(target, drafter.drafting_model.source.head, text[:-1])
     drafter.commit([Step(sequence, None, None, len(text) - 1, states=states)])
     return sequence
 
@@ -208,7 +209,7 @@ def test_a_row_of_no_numbers_leaves_the_tokens_before_it(
             assert drafted(block, sequence, 4) == whole[:2] != []
 
 
-class Looking(Block):
+class Looking(BlockGrowth):
     """Counts how often it looks at logits."""
 
     looks = 0
@@ -228,7 +229,8 @@ def test_tokens_that_are_looked_at_together_are_those_one_by_one(
     for proposes in (True, False):
         if not proposes:
             monkeypatch.setattr(BlockModel, "likely", lambda self, logits, blocks: [[] for _ in blocks])
-        block = Looking(head)
+        block = Block(head)
+        growth = block.growth = Looking(block.drafting_model)
         bind(block, served)
         sequences = [Sequence(0, list(range(9)), 9, PICKED[picked]), Sequence(1, [5, 2, 5, 2, 5], 5, PICKED[picked])]
         for sequence in sequences:
@@ -237,7 +239,7 @@ def test_tokens_that_are_looked_at_together_are_those_one_by_one(
             block.commit([Step(sequence, None, None, len(sequence.token_ids) - 1, states=states)])
         drafts = [block.draft(sequences, [4, 3], min_acceptance_prob) for min_acceptance_prob in (0.0, 1e-9, 1e-3, 0.1)]
         found.append([[draft.ids for draft in each] for each in drafts])
-        looks.append(block.looks)
+        looks.append(growth.looks)
     assert found[0] == found[1] and [len(ids) for ids in found[0][0]] == [4, 3]
     if picked == "greedy" and served.kernels != "reference":
         assert looks[0] == 3 and looks[1] > 8  # without a price it needs none
@@ -251,10 +253,10 @@ def test_a_text_that_is_rewritten_is_drafted_for_when_its_states_are_told(family
     sequence.token_ids = [0, 1, 2, 3, 4, 9, 8, 7]
     block.rewind(sequence, 5)
     assert drafted(block, sequence, 4) == []
-    states = taps_of(family, block._head, sequence.token_ids[:7])  # type: ignore[arg-type]
+    states = taps_of(family, block.drafting_model.source.head, sequence.token_ids[:7])  # type: ignore[arg-type]
     block.commit([Step(sequence, None, None, 7, states=states[5:])])
     again = drafted(block, sequence, 4)
-    fresh = Block(block._head)
+    fresh = Block(block.drafting_model.source.head)
     assert again == drafted(fresh, begun(fresh, family, list(sequence.token_ids)), 4) != []
 
 

@@ -9,9 +9,10 @@ import pytest
 from families import make_family
 from forerun import DraftModel, SamplingParams
 from forerun.drafters import Binding
-from forerun.drafters.draft_model.base import ModelDrafter
+from forerun.drafters.base import Drafter
 from forerun.drafters.eagle.drafter import Eagle
 from forerun.drafters.eagle.model import EagleModel
+from forerun.drafters.models.base import DraftingModel
 from forerun.kernels.cpu import native
 from forerun.models import Model, Rows, load_model
 from forerun.models.draft_session_device import DeviceDraftSession
@@ -36,7 +37,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Model, Model]:
     return load_model(make_family("llama", target)), load_model(make_family("qwen3", draft))
 
 
-def drafts(drafter: ModelDrafter, target: Model, params: list[SamplingParams], min_acceptance_prob: float) -> list[Any]:
+def drafts(drafter: Drafter, target: Model, params: list[SamplingParams], min_acceptance_prob: float) -> list[Any]:
     """Return the drafts of several steps; of each draft two tokens are accepted, so that the chains differ in
     uncomputed tokens."""
     drafter.bind(Binding(target, seed=1))
@@ -80,7 +81,7 @@ def test_drafts_are_the_same(
     target, draft = models
     head = random_head(target, draft_vocab_size=40)
 
-    def made() -> ModelDrafter:
+    def made() -> Drafter:
         return DraftModel(draft) if kind == "draft-model" else Eagle(head)
 
     advanced: list[int] = []
@@ -89,7 +90,7 @@ def test_drafts_are_the_same(
     params = [PARAMS[name] for name in picked]
     by_rows = drafts(made(), target, params, min_acceptance_prob)
     assert len(advanced) > 6
-    monkeypatch.setattr(DraftModel, "_draft_session", lambda *_: None)
+    monkeypatch.setattr(DraftingModel, "draft_session", lambda *_: None)
     advanced.clear()
     by_forwards = drafts(made(), target, params, min_acceptance_prob)
     assert by_rows == by_forwards and not advanced

@@ -6,7 +6,7 @@ import pytest
 import torch
 from scipy.stats import chi2
 
-from forerun.drafters.draft_model.tree import draw_distinct
+from forerun.drafters.growth.tree import draw_distinct
 
 
 def generator() -> torch.Generator:

@@ -9,7 +9,8 @@ import torch
 from doubles import FakeModel, MarkovModel
 from forerun import LLM, DraftModel, SamplingParams
 from forerun.drafters import Binding
-from forerun.drafters.draft_model.base import DRAFTER_MEMORY, MAX_LAG
+from forerun.drafters.models.base import MAX_LAG
+from forerun.drafters.models.prefill_policy import DRAFTER_MEMORY
 from forerun.errors import DrafterError
 from forerun.sampling import LogitsPipeline, LogitsRow, NoiseKey, keyed_gumbel
 from forerun.types import Draft, Sequence, Step, Verdict
@@ -141,7 +142,7 @@ def test_long_prompts_are_computed_in_chunks_with_the_target() -> None:
     prompt = [i % 11 for i in range(700)]
     each = sequence(prompt)
     fed = watch(fake)
-    drafter._prefill_policy._overall_share = 1.0  # others draft
+    drafter.drafting_model._prefill_policy._overall_share = 1.0  # others draft
     drafter.start(each)
     for computed in (256, 512):
         drafter.commit([Step(each, None, None, computed)])

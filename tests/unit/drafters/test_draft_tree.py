@@ -72,7 +72,7 @@ def test_output_is_the_targets(shape: str, options: dict[str, Any]) -> None:
         drafter = DraftTree(near(noise), shape=shape)  # type: ignore[arg-type]
         results = LLM(target, drafter, max_batch=2).generate(prompts, params)
         assert [r.token_ids for r in results] == expected
-        assert drafter.nbytes == 0 and not drafter._states
+        assert drafter.nbytes == 0 and not drafter.drafting_model.states
 
 
 @pytest.mark.parametrize("shape", ["dynamic", "static"])
@@ -101,10 +101,10 @@ def test_any_history_and_its_cache(shape: str, options: dict[str, Any]) -> None:
         budgets = [rng.choice([0, 1, 2, 6, 20]) for _ in some]
         if rng.random() < 0.2:
             drafter.draft(some, [7] * len(some))  # a step that failed, and is tried again
-        before = {each: drafter._states[each].cache.length for each in some}
+        before = {each: drafter.drafting_model.states[each].cache.length for each in some}
         for each, budget, draft in zip(some, budgets, drafter.draft(some, budgets, rng.choice([0, 0, 0.05]))):
             check(draft, budget)
-            cache: Any = drafter._states[each].cache
+            cache: Any = drafter.drafting_model.states[each].cache
             if budget:
                 assert cache.tokens == each.token_ids
             else:
@@ -303,7 +303,7 @@ def test_a_forward_that_failed_leaves_nothing_behind() -> None:
     with pytest.raises(RuntimeError):
         drafter.draft([each], [9])
     each.token_ids += [*expected.ids[:1], 3]
-    cache: Any = drafter._states[each].cache
+    cache: Any = drafter.drafting_model.states[each].cache
     assert cache.num_scratch == 0
     drafter.draft([each], [9])
     assert cache.tokens == each.token_ids

@@ -12,11 +12,11 @@ import torch
 from families import VOCAB, make_family
 from forerun import LLM, CrossVocab, Eagle, EagleTree, Hybrid, SamplingParams, Staged, Suffix
 from forerun.drafters import Binding
-from forerun.drafters.draft_model.base import PrefillPolicy
 from forerun.drafters.heads.config import StoredHead
-from forerun.drafters.heads.drafter import MAX_HELD_STATES, HeadState
+from forerun.drafters.heads.drafting import MAX_HELD_STATES, HeadState
 from forerun.drafters.heads.fingerprint import target_fingerprint
 from forerun.drafters.heads.folder import save_head
+from forerun.drafters.models.prefill_policy import PrefillPolicy
 from forerun.errors import DrafterError, IncompatibleDrafterError
 from forerun.models import Model, load_model
 from forerun.types import Draft, Sequence, Step
@@ -207,14 +207,15 @@ def test_a_text_that_is_rewritten_is_drafted_for_when_its_states_are_told() -> N
     text = target.greedy([1, 2], 10)
     sequence = Sequence(0, text[:9], 2, GREEDY)
     drafter.start(sequence)
-    drafter.commit([Step(sequence, None, None, 8, states=states_of(target, drafter._head, text[:8]))])
+    head = drafter.drafting_model.source.head
+    drafter.commit([Step(sequence, None, None, 8, states=states_of(target, head, text[:8]))])
     (draft,) = drafter.draft([sequence], [3])
     assert draft.ids == target.greedy(text[:9], 3)[:3]
     sequence.token_ids = [*text[:5], 9, 8, 7]
     drafter.rewind(sequence, 5)
     (draft,) = drafter.draft([sequence], [3])
     assert draft.ids == []
-    drafter.commit([Step(sequence, None, None, 7, states=states_of(target, drafter._head, sequence.token_ids[:7])[5:])])
+    drafter.commit([Step(sequence, None, None, 7, states=states_of(target, head, sequence.token_ids[:7])[5:])])
     (draft,) = drafter.draft([sequence], [3])
     assert draft.ids == target.greedy(sequence.token_ids, 3)
     (again,) = drafter.draft([sequence], [3])  # asked twice for the same text
@@ -233,7 +234,7 @@ def test_where_nobody_drafts_few_states_are_held_and_a_draft_begins_behind_a_gap
     text = torch.randint(0, VOCAB, (7 * MAX_HELD_STATES,), generator=torch.Generator().manual_seed(5)).tolist()
     sequence = Sequence(0, text[:2], 2, GREEDY)
     drafter.start(sequence)
-    state = drafter._states[sequence]
+    state = drafter.drafting_model.states[sequence]
     hidden_outputs = states_of(family, head, text[:-1])
     done = 0
     for count in (3, 1, MAX_HELD_STATES, 3 * MAX_HELD_STATES, *[1] * (len(text) - 5 - 4 * MAX_HELD_STATES)):

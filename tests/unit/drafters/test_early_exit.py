@@ -85,7 +85,7 @@ def test_drawn_drafts_carry_their_distribution_and_the_cache_is_left_as_it_was(t
         if len(each):
             assert each.probs.shape == (len(each) + 1, target.vocab_size)
             assert (len(each.hidden), each.first_layer) == (len(each) + 1, 1)
-    assert drafter.nbytes == 0 and not drafter._states
+    assert drafter.nbytes == 0 and not drafter.drafting_model.states
 
 
 def test_a_price_ends_the_chain_early(target: Model) -> None:

@@ -78,7 +78,7 @@ def test_cache_after_many_commits(
     drafter.draft(sequences, [1, 1])
     assert kept > 12 and (failures > 1) == fails
     for each in sequences:
-        cache = drafter._states[each].cache
+        cache = drafter.drafting_model.states[each].cache
         length = cache.length + cache.num_scratch  # what was fed for the next draft is not committed
         assert length == len(each.token_ids) and cache.length >= length - 2
         fresh = model.new_cache()
@@ -106,7 +106,7 @@ def test_a_draft_inside_another_draft_is_counted_by_its_tokens(model: Model) -> 
     each = Sequence(0, [5, 6, 7], 3, SamplingParams(temperature=0))
     drafter.start(each)
     (draft,) = drafter.draft([each], [1], 1e-9)
-    own = drafter._states[each]
+    own = drafter.drafting_model.states[each]
     assert own.drafted is not None
     tree, rates = own.drafted
     (level,) = tree.levels

@@ -19,7 +19,7 @@ from forerun.drafters.eagle.config import EagleConfig
 from forerun.drafters.heads.config import StoredHead
 from forerun.drafters.heads.folder import save_head
 from forerun.drafters.mtp.checkpoint_format import read_mtp
-from forerun.engine.memory_plan import MemoryPlan
+from forerun.engine.memory_division import MemoryPlan
 from forerun.errors import ConfigError, DrafterError
 from forerun.kernels.cpu.page_layout import PAGE
 from forerun.models import load_model, load_tokenizer
@@ -154,7 +154,7 @@ class Watched(Mtp):
 
     def start(self, sequence: Sequence) -> None:
         super().start(sequence)
-        self.taken.append(self._states[sequence].cache.length)
+        self.taken.append(self.drafting_model.states[sequence].cache.length)
 
     def draft(self, sequences: Any, num_draft_tokens: Any, min_acceptance_prob: float = 0.0) -> list[Draft]:
         drafts = super().draft(sequences, num_draft_tokens, min_acceptance_prob)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from forerun.drafters.ranked_tree import Child, RankedTree, best_tree
+from forerun.drafters.growth.ranked_tree import Child, RankedTree, best_tree
 from forerun.speculation import Rates
 from forerun.types import Verdict
 

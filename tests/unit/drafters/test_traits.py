@@ -50,6 +50,36 @@ def test_every_option_that_changes_the_time_of_a_draft_has_costs_of_its_own() ->
     assert all(build_drafter(text)[0].traits.cost_key == key for text, key in keys.items())
 
 
+def test_stored_costs_are_found_by_the_names_of_kinds() -> None:
+    """Costs that users have stored begin with these names, whatever a class is called or derived from."""
+    kinds = {name: build_drafter(name)[0].traits.cost_key[0] for name in DRAFTERS}
+    assert kinds == {
+        "draft-model": "DraftModel",
+        "draft-tree": "DraftTree",
+        "staged": "Staged",
+        "cross-vocab": "CrossVocab",
+        "eagle": "Eagle",
+        "eagle-tree": "EagleTree",
+        "block": "Block",
+        "medusa": "Medusa",
+        "medusa-tree": "MedusaTree",
+        "mtp": "Mtp",
+        "prompt-lookup": "PromptLookup",
+        "rest": "Rest",
+        "suffix": "Suffix",
+        "lookahead": "Lookahead",
+        "recycling": "Recycling",
+        "early-exit": "EarlyExit",
+        "prediction": "Prediction",
+        "hybrid": "Hybrid first",
+    }
+
+    class Renamed(DraftModel):
+        pass
+
+    assert Renamed().traits.cost_key == DraftModel().traits.cost_key
+
+
 def test_wrapped_wrappers_are_told_apart() -> None:
     a, b, c = (build_drafter(name)[0] for name in ("suffix", "prediction", "prompt-lookup"))
     flat, left, right = Hybrid([a, b, c]), Hybrid([Hybrid([a, b]), c]), Hybrid([Hybrid([a]), b, c])

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from forerun.drafters.draft_model.growing_chain import Confidence
-from forerun.drafters.draft_model.tree import DynamicGrowth, Growth, ShapedGrowth
-from forerun.drafters.ranked_tree import RankedTree
+from forerun.drafters.growth.growing_chain import Confidence
+from forerun.drafters.growth.ranked_tree import RankedTree
+from forerun.drafters.growth.tree import DynamicExpansion, Expansion, ShapedExpansion
 
 
 def grow(
-    growth: Growth, distribution: dict[tuple[int, ...], list[tuple[int, float]]], default: list[tuple[int, float]]
+    growth: Expansion, distribution: dict[tuple[int, ...], list[tuple[int, float]]], default: list[tuple[int, float]]
 ) -> int:
     """Feed a growth from a table of distributions by path; the number of depths it asked for."""
     depth = 0
@@ -65,7 +65,7 @@ def random_distribution(
 def test_the_best_nodes_of_all_are_kept(seed: int) -> None:
     """Check that without limits on the search it is the best tree of all, found here by expanding everything."""
     distribution, default = random_distribution(random.Random(seed))
-    growth = DynamicGrowth(9, 4, 99, 0.0, 0.0, Confidence())
+    growth = DynamicExpansion(9, 4, 99, 0.0, 0.0, Confidence())
     grow(growth, distribution, default)
     tree, nodes = growth.finished()
     found = accept_probs(tree, distribution, default)
@@ -89,7 +89,7 @@ def test_the_best_nodes_of_all_are_kept(seed: int) -> None:
 def test_closed_under_ancestors_and_in_order(seed: int) -> None:
     rng = random.Random(seed)
     distribution, default = random_distribution(rng)
-    growth = DynamicGrowth(rng.randint(1, 20), rng.randint(1, 5), rng.randint(1, 4), 0.02, 0.0, Confidence())
+    growth = DynamicExpansion(rng.randint(1, 20), rng.randint(1, 5), rng.randint(1, 4), 0.02, 0.0, Confidence())
     grow(growth, distribution, default)
     tree, _ = growth.finished()
     assert all(parent < node for node, parent in enumerate(tree.parents))
@@ -100,7 +100,7 @@ def test_closed_under_ancestors_and_in_order(seed: int) -> None:
 
 def test_certain_tokens_keep_their_ancestors() -> None:
     """Check probabilities of exactly 1, which tie with their parents'."""
-    growth = DynamicGrowth(3, 9, 4, 0.0, 0.0, Confidence())
+    growth = DynamicExpansion(3, 9, 4, 0.0, 0.0, Confidence())
     grow(growth, {}, [(7, 1.0), (8, 0.0)])
     assert growth.finished()[0].parents == [-1, 0, 1]
 
@@ -108,21 +108,23 @@ def test_certain_tokens_keep_their_ancestors() -> None:
 def test_a_price_leaves_out_what_is_worth_less() -> None:
     row = [(0, 0.6), (1, 0.3)]
     for min_acceptance_prob in (0.05, 0.2, 0.4):
-        growth = DynamicGrowth(64, 6, 8, 0.0, min_acceptance_prob, Confidence())
+        growth = DynamicExpansion(64, 6, 8, 0.0, min_acceptance_prob, Confidence())
         grow(growth, {}, row)
         tree, _ = growth.finished()
         found = accept_probs(tree, {}, row)
         assert found and min(found) > min_acceptance_prob
-        cheaper = DynamicGrowth(64, 6, 8, 0.0, min_acceptance_prob / 2, Confidence())
+        cheaper = DynamicExpansion(64, 6, 8, 0.0, min_acceptance_prob / 2, Confidence())
         grow(cheaper, {}, row)
         assert len(cheaper.finished()[0]) > len(tree)
-    nothing = DynamicGrowth(64, 6, 8, 0.0, 0.99, Confidence())
+    nothing = DynamicExpansion(64, 6, 8, 0.0, 0.99, Confidence())
     assert grow(nothing, {}, row) == 1 and len(nothing.finished()[0]) == 0
 
 
 def test_it_stops_where_depth_promises_too_little() -> None:
     row = [(0, 0.6), (1, 0.2)]
-    depths = [grow(DynamicGrowth(32, 20, 8, gain, 0.0, Confidence()), {}, row) for gain in (0.0, 0.05, 0.2, 0.5, 0.9)]
+    depths = [
+        grow(DynamicExpansion(32, 20, 8, gain, 0.0, Confidence()), {}, row) for gain in (0.0, 0.05, 0.2, 0.5, 0.9)
+    ]
     assert depths == sorted(depths, reverse=True)
     assert depths[0] > depths[2] > depths[4] == 1
 
@@ -142,7 +144,7 @@ def test_confidence_learns_what_probabilities_are_worth() -> None:
 
 def test_a_shape_is_filled_by_rank() -> None:
     shape = RankedTree([0, 1, 0, 0, 1], [-1, -1, 1, 0, 0], [0, 1, 2, 2, 3])
-    growth = ShapedGrowth(shape)
+    growth = ShapedExpansion(shape)
     rows = {(): [(10, 1.0), (11, 1.0)], (10,): [(20, 1.0), (21, 1.0)], (11,): [(22, 1.0), (23, 1.0)]}
     assert grow(growth, rows, []) == 2
     tree, nodes = growth.finished()
@@ -152,16 +154,16 @@ def test_a_shape_is_filled_by_rank() -> None:
 
 
 def test_a_shape_lacks_what_a_distribution_does_not_hold() -> None:
-    growth = ShapedGrowth(RankedTree([0, 1, 0, 0], [-1, -1, 1, 0], [0, 1, 2, 2]))
+    growth = ShapedExpansion(RankedTree([0, 1, 0, 0], [-1, -1, 1, 0], [0, 1, 2, 2]))
     grow(growth, {(): [(10, 1.0)], (10,): [(20, 1.0)]}, [])
     tree, _ = growth.finished()
     assert (tree.token_ids, tree.parents) == ([10, 20], [-1, 0])
-    assert grow(ShapedGrowth(RankedTree()), {}, []) == 0
+    assert grow(ShapedExpansion(RankedTree()), {}, []) == 0
 
 
 @pytest.mark.parametrize(("num_nodes", "max_depth"), [(0, 4), (4, 0)])
 def test_a_tree_that_may_have_no_nodes_asks_for_none(num_nodes: int, max_depth: int) -> None:
-    growth = DynamicGrowth(num_nodes, max_depth, 4, 0.0, 0.0, Confidence())
+    growth = DynamicExpansion(num_nodes, max_depth, 4, 0.0, 0.0, Confidence())
     assert growth.frontier == []
     assert len(growth.finished()[0]) == 0
 
@@ -169,7 +171,7 @@ def test_a_tree_that_may_have_no_nodes_asks_for_none(num_nodes: int, max_depth: 
 def test_children_are_left_out_only_where_none_could_be_among_the_best() -> None:
     """Check against a growth that considers every child, with measured factors above and below 1."""
 
-    class Thorough(DynamicGrowth):
+    class Thorough(DynamicExpansion):
         def expand(self, children: Any) -> None:
             self._largest_factor = math.inf
             super().expand(children)
@@ -184,7 +186,7 @@ def test_children_are_left_out_only_where_none_could_be_among_the_best() -> None
             for path in [(), *((a,) for a in range(6)), *((a, b) for a in range(6) for b in range(6))]
         }
         options = rng.randint(1, 12), 4, rng.randint(1, 5), 0.0, rng.choice([0.0, 0.05]), confidence
-        growths = DynamicGrowth(*options), Thorough(*options)
+        growths = DynamicExpansion(*options), Thorough(*options)
         for growth in growths:
             grow(growth, rows, [(1, 0.5), (2, 0.2)])
         (first, _), (second, _) = (growth.finished() for growth in growths)

@@ -5,7 +5,7 @@ from functools import cache
 
 import pytest
 
-from forerun.drafters.draft_model.tree import best_shape
+from forerun.drafters.growth.tree import best_shape
 
 
 def value(rates: list[list[float]], parents: list[int], ranks: list[int]) -> float:

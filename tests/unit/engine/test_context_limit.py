@@ -13,8 +13,8 @@ from clients.tools_model import write
 from forerun import LLM, SamplingParams
 from forerun.config import MEMORY_LOG, EngineConfig
 from forerun.drafters.heads.folder import save_head
-from forerun.engine import Engine, llm as llm_module, memory_plan
-from forerun.engine.memory_plan import MemoryPlan
+from forerun.engine import Engine, llm as llm_module, memory_division
+from forerun.engine.memory_division import MemoryPlan
 from forerun.errors import ConfigError, ContextLengthError, NotEnoughMemoryError
 from forerun.kernels.cpu.page_layout import PAGE
 from forerun.models import identity, load_model
@@ -84,8 +84,8 @@ def test_available_memory_is_a_limit_too(folder: Path, monkeypatch: pytest.Monke
     """What is available bounds the context as `cache_memory` does."""
     plan = MemoryPlan.of(folder, "auto", EngineConfig())
     available = plan.target.loading + plan.scratch + 2**20 * 20
-    monkeypatch.setattr(memory_plan, "available_memory", lambda: available)
-    monkeypatch.setattr(memory_plan, "total_memory", lambda: 2 * available)
+    monkeypatch.setattr(memory_division, "available_memory", lambda: available)
+    monkeypatch.setattr(memory_division, "total_memory", lambda: 2 * available)
     plan = MemoryPlan.of(folder, "auto", EngineConfig())
     assert 4096 < plan.context_length < OWN
     with LLM(folder) as llm:

@@ -251,7 +251,7 @@ def test_the_drafters_draws_are_not_the_engines(fake: FakeModel) -> None:
     """Rejection is exact only if the two are independent: one seed must not start the same generator twice."""
     drafter = DraftModel(FakeModel())
     llm = LLM(fake, drafter, seed=3)
-    assert drafter._generator.initial_seed() != llm.engine._loop._verifying._generator.initial_seed()
+    assert drafter.growth._generator.initial_seed() != llm.engine._loop._verifying._generator.initial_seed()
 
 
 def test_num_draft_tokens_comes_from_the_call_then_the_drafters_text_then_the_default(fake: FakeModel) -> None:

@@ -15,8 +15,8 @@ from torch import Tensor
 from families import make_family, tiny_model
 from forerun import LLM, SamplingParams, Suffix
 from forerun.config import EngineConfig
-from forerun.engine import memory_plan
-from forerun.engine.memory_plan import MemoryPlan
+from forerun.engine import memory_division
+from forerun.engine.memory_division import MemoryPlan
 from forerun.errors import ModelLoadError, NotEnoughMemoryError
 from forerun.kernels.cpu import linear, native
 from forerun.models import Rows, load_model
@@ -107,7 +107,7 @@ def test_experts_that_memory_does_not_hold_lie_on_the_disk(
     expected = LLM(folder, None, **engine).generate(prompt, params)[0].token_ids
     plan = MemoryPlan.of(folder, None, EngineConfig(max_batch=1), quantize="int4")
     least = plan.target.weights + plan.scratch + plan.target.page_nbytes * plan.target.pages_for(2048)
-    monkeypatch.setattr(memory_plan, "available_memory", lambda: least - plan.target.experts // 2)
+    monkeypatch.setattr(memory_division, "available_memory", lambda: least - plan.target.experts // 2)
     monkeypatch.setenv("FORERUN_HOME", str(tmp_path / "home"))
     llm = LLM(folder, "suffix", **engine)
     assert "on the disk, of which a token reads" in caplog.text
@@ -121,6 +121,6 @@ def test_experts_that_memory_does_not_hold_lie_on_the_disk(
     monkeypatch.setattr("os.posix_fallocate", full)
     with pytest.raises(ModelLoadError, match=r"No space left on device\. Free space there"):
         LLM(folder, None, **engine)
-    monkeypatch.setattr(memory_plan, "available_memory", lambda: plan.scratch)
+    monkeypatch.setattr(memory_division, "available_memory", lambda: plan.scratch)
     with pytest.raises(NotEnoughMemoryError):
         LLM(folder, None, **engine)

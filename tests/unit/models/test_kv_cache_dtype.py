@@ -12,7 +12,7 @@ from torch import Tensor
 from families import make_family
 from forerun import LLM, DraftModel, Eagle, EagleTree, EarlyExit, Hybrid, Suffix
 from forerun.config import KV_CACHE_DTYPES, EngineConfig
-from forerun.engine.memory_plan import MemoryPlan
+from forerun.engine.memory_division import MemoryPlan
 from forerun.errors import ConfigError
 from forerun.kernels.cpu import native, references
 from forerun.kernels.cpu.page_layout import PAGE

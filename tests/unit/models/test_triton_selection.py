@@ -17,7 +17,8 @@ from forerun.kernels.cpu import in_use, native, references
 from forerun.kernels.triton import availability
 from forerun.kernels.triton.availability import check_device, check_heads, is_triton_selected
 from forerun.models import load_model
-from forerun.models.decoders import library_for, make_decoder
+from forerun.models.decoders import make_decoder
+from forerun.models.weight_plan import WeightPlan, library_for
 
 CPU = torch.device("cpu")
 
@@ -105,4 +106,4 @@ def test_other_families(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     hf = SimpleNamespace(device=CPU, config=SimpleNamespace(model_type="gpt2"))
     with pytest.raises(UnsupportedModelError, match="not gpt2"):
-        make_decoder(hf, torch.float32, "general", None)
+        make_decoder(hf, WeightPlan(torch.float32, CPU, is_fused=False, library=None), None)

@@ -99,8 +99,9 @@ def test_a_greedy_draft_sees_the_penalties_and_no_filter(made_up: MoreParams) ->
     options = {**ON, "top_k": 1}
     sequence = Sequence(0, [1, 2], 2, replace(made_up, temperature=0, **options))
     drafter.start(sequence)
-    assert drafter._states[sequence].view.params == MoreParams(temperature=1.0, frequency_penalty=0.1, max_tokens=7)
-    logprobs = drafter._logprobs(torch.randn(1, VOCAB), [(drafter._states[sequence], [])])
+    state = drafter.drafting_model.states[sequence]
+    assert state.view.params == MoreParams(temperature=1.0, frequency_penalty=0.1, max_tokens=7)
+    logprobs = drafter.drafting_model.logprobs(torch.randn(1, VOCAB), [(state, [])])
     assert logprobs.isfinite().all()
 
 

@@ -11,58 +11,61 @@ from torch import Tensor
 
 from forerun.drafters.block.config import BlockConfig
 from forerun.drafters.block.model import BlockInput, BlockModel
-from forerun.drafters.draft_model.chain import DraftModel
-from forerun.drafters.draft_model.growing_chain import GrowingChain, Picking, end_chains
+from forerun.drafters.growth.chain import ChainGrowth
+from forerun.drafters.growth.growing_chain import GrowingChain, Picking, end_chains
 from forerun.drafters.heads.config import HeadConfig, StoredHead
-from forerun.drafters.heads.drafter import FusingHeadDrafter, HeadState, pair_ids
+from forerun.drafters.heads.drafting import ChainLimit, FusingHead, HeadState, pair_ids
+from forerun.drafters.heads.source import HeadSource
+from forerun.drafters.model_drafter import ModelDrafter
 from forerun.models import LanguageModel, Rows
 from forerun.types import Sequence
 
-_CAPPED = (
+_LIMITED = (
     "%(name)s was trained on blocks of %(most)d tokens: of the %(max_nodes)d that are requested, a draft has no more "
     "than these."
 )
 
 
-class Block(FusingHeadDrafter, DraftModel):
-    """Drafts chains with a head that reads the target's hidden states, all tokens in one pass. They are drawn from left
-    to right, since the distribution of each may depend on the token before it.
+class BlockHead(FusingHead):
+    """A block head: its rows of committed tokens are the context of blocks, whose rows are dropped at once."""
 
-    A draft is at most as long as the blocks that the head was trained on.
-
-    Args:
-        model: folder of the head, or a head that was read; None takes the one that comes with forerun for the target.
-    """
-
-    _head_kind = "block"
-
-    def __init__(self, model: str | Path | StoredHead[HeadConfig] | None = None) -> None:
-        super().__init__(model)
+    def __init__(self, model: str | Path | StoredHead[HeadConfig] | None) -> None:
+        super().__init__(HeadSource(model, "block", _make))
+        self._limit = ChainLimit(_LIMITED)
 
     @property
-    def _block(self) -> BlockModel:
-        assert isinstance(self._model, BlockModel)
-        return self._model
+    def block(self) -> BlockModel:
+        """Return the model with its type, after `bind`."""
+        assert isinstance(self.model, BlockModel)
+        return self.model
 
-    def _make_model(self, head: StoredHead[HeadConfig], target: LanguageModel, name: str) -> BlockModel:
-        return BlockModel(head.of(BlockConfig, name, "block"), target, name)
+    def prefix_ids(self, sequence: Sequence) -> list[int]:
+        if not self.block.config.context_tokens:
+            return super().prefix_ids(sequence)
+        return pair_ids(self.columns.readable(sequence.token_ids), self.vocab_size)
 
-    def _prefix_ids(self, sequence: Sequence) -> list[int]:
-        if not self._block.config.context_tokens:
-            return super()._prefix_ids(sequence)
-        return pair_ids(self._within_vocabulary(sequence.token_ids), self._vocab_size)
+    def longest_chain(self, max_nodes: int) -> int:
+        return self._limit.of(max_nodes, self.block.config.block_size, self.model.name)
 
-    def _max_depth(self, sequence: Sequence, max_nodes: int) -> int:
-        return super()._max_depth(sequence, self._capped(max_nodes, self._block.config.block_size, _CAPPED))
+
+def _make(head: StoredHead[HeadConfig], target: LanguageModel, name: str) -> BlockModel:
+    return BlockModel(head.of(BlockConfig, name, "block"), target, name)
+
+
+class BlockGrowth(ChainGrowth):
+    """Grows chains of which the model computes all rows in one pass. They are drawn from left to right, since the
+    distribution of each token may depend on the token before it."""
+
+    _model: BlockHead
 
     def _grow(self, growing: list[GrowingChain], min_acceptance_prob: float) -> None:
-        model = self._block
+        model = self._model.block
         if not growing:
             return
         uncomputed = [chain for chain in growing if chain.unfed]
         if uncomputed:
             context = [Rows(chain.state.cache, chain.unfed, None, 0) for chain in uncomputed]
-            self._feed(context, [chain.state for chain in uncomputed], final=True)
+            self._model.feed(context, [self._model.states[chain.sequence] for chain in uncomputed], final=True)
         blocks = [_block_input(chain, model) for chain in growing]
         try:
             outputs, logits = model.draft(blocks)
@@ -79,7 +82,7 @@ class Block(FusingHeadDrafter, DraftModel):
             at = slice(None) if rows == list(range(len(logits))) else torch.tensor(rows, device=model.device)
             bias = model.bias(before)
             wanted = logits[at] if bias is None else logits[at] + bias
-            bad = self._non_finite_rows(wanted)
+            bad = self._model.non_finite_rows(wanted)
             if min_acceptance_prob > 0:
                 _estimate(growing, model.acceptance(outputs[at], before))
             if bad:
@@ -101,7 +104,7 @@ class Block(FusingHeadDrafter, DraftModel):
         for chain, tokens in zip(chains, likely, strict=True):
             if chain.picking is Picking.GREEDY and tokens:
                 chain.proposed = tokens[:-1]
-                if not with_probabilities and self._pipeline.is_identity(chain.sequence.params):
+                if not with_probabilities and self._model.takes_largest(chain.sequence):
                     self._keep(chain, chain.extend(tokens, None, None))
         return [chain for chain in chains if not chain.ended]
 
@@ -116,12 +119,12 @@ class Block(FusingHeadDrafter, DraftModel):
             first = starts[id(chain)] + len(chain.tree)
             rows += range(first, first + chain.num_rows)
             before += [(chain.tree.ids or chain.sequence.token_ids)[-1], *chain.proposed]
-        return rows, torch.tensor(self._within_vocabulary(before), device=self.model.device)
+        return rows, torch.tensor(self._model.columns.readable(before), device=self._model.model.device)
 
     def _accept_probs(
         self, chains: list[GrowingChain], values: Tensor, picked: Tensor, picking: Picking
     ) -> list[float]:
-        """Return the head's own estimates of acceptance, or those of `DraftModel` where it has none."""
+        """Return the head's own estimates of acceptance, or those of `ChainGrowth` where it has none."""
         estimates = [estimate for chain in chains for estimate in chain.estimates]
         return estimates or super()._accept_probs(chains, values, picked, picking)
 
@@ -144,3 +147,18 @@ def _estimate(chains: list[GrowingChain], accept_probs: Tensor | None) -> None:
         for chain in chains:
             chain.estimates = values[start : start + chain.num_rows]
             start += chain.num_rows
+
+
+class Block(ModelDrafter):
+    """Drafts chains with a head that reads the target's hidden states, all tokens in one pass. They are drawn from left
+    to right, since the distribution of each may depend on the token before it.
+
+    A draft is at most as long as the blocks that the head was trained on.
+
+    Args:
+        model: folder of the head, or a head that was read; None takes the one that comes with forerun for the target.
+    """
+
+    def __init__(self, model: str | Path | StoredHead[HeadConfig] | None = None) -> None:
+        head = BlockHead(model)
+        super().__init__("Block", head, BlockGrowth(head))

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from forerun.drafters.block.config import BlockConfig
 from forerun.drafters.eagle.layer import EagleLayer, NativeEagleLayer, ReferenceEagleLayer
-from forerun.drafters.heads.layers import HeadLayers, NativeHead, fused_states, head_modules, state_norms
+from forerun.drafters.heads.layers import HeadLayers, NativeHead, fused_states, head_modules
 from forerun.kernels.cpu.library import Library
 from forerun.kernels.cpu.linear import NativeLinear
 from forerun.kernels.torch.elementwise import rms_norm
@@ -85,7 +85,7 @@ class ReferenceBlockLayers:
     def __init__(self, made: HeadLayers, config: BlockConfig, output: Linear) -> None:
         self._config, self._made = config, made
         self._fuse = made.linear("fc")
-        self._state_norms = [made.vector(f"{name}.weight") for name in state_norms(config)]
+        self._state_norms = [made.vector(f"{name}.weight") for name in config.state_norms]
         self._context_norm = made.vector("hidden_norm.weight")
         prefixes = [f"layers.{index}.self_attn" for index in range(config.num_layers)]
         keys, values = ([f"{prefix}.{name}_proj" for prefix in prefixes] for name in "kv")

@@ -22,7 +22,7 @@ from forerun.drafters.block.layers import (
     greedy_chains,
 )
 from forerun.drafters.heads.config import StoredHead
-from forerun.drafters.heads.layers import FusingHeadModel, HeadLayers
+from forerun.drafters.heads.layers import HeadLayers, HeadModel
 from forerun.kernels.cpu.linear import NativeLinear
 from forerun.models.base import Forward, LanguageModel, Rows
 from forerun.sampling import row_argmax
@@ -47,7 +47,7 @@ class BlockInput:
     state: Tensor | None = None
 
 
-class BlockModel(FusingHeadModel):
+class BlockModel(HeadModel):
     """A block head over its target.
 
     Context row i holds what `fuse` makes of the target's states of token i, beside token i + 1 where the head reads

@@ -21,8 +21,8 @@ import torch
 
 from forerun.config import BUNDLED_OTHER_VOCAB, BUNDLED_TARGET, SamplingParams
 from forerun.drafters.base import UNKNOWN_ACCEPTANCE, Binding, Drafter, NamedModel, Traits, recorded_acceptance
-from forerun.drafters.draft_model.base import MAX_LAG
-from forerun.drafters.draft_model.source import check_draft_quantization
+from forerun.drafters.models.base import MAX_LAG
+from forerun.drafters.models.draft_model import check_draft_quantization
 from forerun.drafters.registry import DRAFTERS
 from forerun.drafters.validation import check_drafter, checked_drafts
 from forerun.errors import ConfigError, DrafterError, IncompatibleDrafterError
@@ -176,6 +176,9 @@ class _Shadow:
 class CrossVocab(Drafter):
     """Wraps a drafter whose vocabulary is another than the target's.
 
+    That drafter is a model and a growth, both in the draft's tokens: noise, draws and options are of these. What is
+    translated is the sequence, before, and the draft, after it has grown.
+
     Args:
         model: folder, hub id or loaded draft model with a tokenizer of its own; None means the bundled one, which
             belongs to the bundled target.
@@ -214,7 +217,7 @@ class CrossVocab(Drafter):
     def traits(self) -> Traits:
         inner = Traits() if self._inner is None else self._inner.traits
         return Traits(
-            (type(self).__name__, self._mode, *inner.cost_key),
+            ("CrossVocab", self._mode, *inner.cost_key),
             inner.fixed_length_draft,
             acceptance=self._acceptance,
         )

@@ -16,9 +16,10 @@ from pathlib import Path
 from forerun.config import AUTO
 from forerun.drafters.base import Binding, Drafter, NamedModel, Traits
 from forerun.drafters.build import build_drafter
-from forerun.drafters.draft_model.chain import DraftModel
-from forerun.drafters.draft_model.growing_chain import GrowingChain
-from forerun.drafters.heads.drafter import HeadDrafter
+from forerun.drafters.growth.chain import ChainGrowth
+from forerun.drafters.growth.growing_chain import GrowingChain
+from forerun.drafters.model_drafter import ModelDrafter
+from forerun.drafters.models.draft_model import draft_model
 from forerun.drafters.registry import DRAFTERS
 from forerun.drafters.validation import checked_drafts
 from forerun.errors import DrafterError
@@ -26,7 +27,7 @@ from forerun.models import LanguageModel
 from forerun.types import Draft, Needs, Pool, Sequence, Step
 
 
-class Staged(DraftModel):
+class Staged(ModelDrafter):
     """A draft model with a drafter of its state.
 
     The inner drafter drafts once for each draft, when all tokens are committed, so that it need not rewind. Where its
@@ -52,7 +53,8 @@ class Staged(DraftModel):
         dtype: str | None = None,
         quantize: str | None = None,
     ) -> None:
-        super().__init__(model, dtype=dtype, quantize=quantize)
+        drafting_model = draft_model(model, dtype, quantize)
+        super().__init__("Staged", drafting_model, ChainGrowth(drafting_model, self._begin))
         self._inner, self._inner_k = _inner(drafter)
 
     @property
@@ -88,7 +90,7 @@ class Staged(DraftModel):
         self._inner.start(sequence)
 
     def stop(self, sequence: Sequence) -> None:
-        if sequence in self._states:
+        if sequence in self.drafting_model.states:
             self._inner.stop(sequence)
             super().stop(sequence)
 
@@ -104,18 +106,17 @@ class Staged(DraftModel):
         super().reset()
         self._inner.reset()
 
-    def _prepare(self, chains: list[GrowingChain]) -> None:
-        super()._prepare(chains)
+    def _begin(self, chains: Seq[GrowingChain]) -> list[list[int]]:
+        """Return the inner drafter's paths, with which the chains begin."""
         num_draft_tokens = []
         for chain in chains:
             most = chain.max_nodes - 1  # the draft model adds a token of its own
             num_draft_tokens.append(most if self._inner_k is None else min(most, self._inner_k))
-        if any(num_draft_tokens):
-            drafts = checked_drafts(
-                self._inner, [chain.sequence for chain in chains], num_draft_tokens, vocab_size=self._vocab_size
-            )
-            for chain, draft in zip(chains, drafts, strict=True):
-                chain.proposed = _proposed_tokens(draft)
+        if not any(num_draft_tokens):
+            return [[] for _ in chains]
+        sequences, size = [chain.sequence for chain in chains], self.drafting_model.vocab_size
+        drafts = checked_drafts(self._inner, sequences, num_draft_tokens, vocab_size=size)
+        return [_proposed_tokens(draft) for draft in drafts]
 
 
 def _proposed_tokens(draft: Draft) -> list[int]:
@@ -133,7 +134,7 @@ def _inner(drafter: str | Drafter) -> tuple[Drafter, int | None]:
             "the draft model is its target. Take one that reads text, such as prompt-lookup, or another draft model."
         )
     inner, num_draft_tokens = build_drafter(drafter)
-    if isinstance(inner, HeadDrafter):
+    if isinstance(inner, ModelDrafter) and inner.drafting_model.reads_states:
         raise DrafterError(
             f"The inner drafter, {type(inner).__name__}, reads the target's hidden states, and here the draft model is "
             "its target. Take one that reads text, such as prompt-lookup."

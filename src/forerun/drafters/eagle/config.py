@@ -10,6 +10,7 @@ from forerun.drafters.heads.config import (
     bias_shapes,
     layer_tensors,
     layers_spec,
+    norms_of_each,
 )
 from forerun.errors import ConfigError
 from forerun.models.fused.spec import DecoderSpec
@@ -88,6 +89,11 @@ class EagleConfig(DecoderHead):
         """Return its layers as those of a decoder. What the first reads, `entry_norms` have normed."""
         norm = "norm" if self.version == 3 or self.is_mtp else ""
         return layers_spec(self, head_norms=self.head_norms, norms_first=self.is_mtp, norm=norm)
+
+    @property
+    def state_norms(self) -> list[str]:
+        """Return the names of the norms of the target's states, of each or of all together, as `DecoderHead` does."""
+        return ["input_norm"] if self.norm_all_before_fc else norms_of_each(self)
 
     def tensors(self) -> dict[str, tuple[int, ...]]:
         """Return every trained tensor by name with its shape.

@@ -9,46 +9,41 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from forerun.drafters.draft_model.chain import DraftModel
-from forerun.drafters.draft_model.tree import MIN_GAIN, WIDTH, DraftTree
 from forerun.drafters.eagle.config import EagleConfig
 from forerun.drafters.eagle.model import EagleModel
+from forerun.drafters.growth.chain import ChainGrowth
+from forerun.drafters.growth.tree import MIN_GAIN, WIDTH, TreeGrowth
 from forerun.drafters.heads.config import HeadConfig, StoredHead
-from forerun.drafters.heads.drafter import FusingHeadDrafter, HeadState, pair_ids
+from forerun.drafters.heads.drafting import FusingHead, HeadState, pair_ids
+from forerun.drafters.heads.source import HeadSource
+from forerun.drafters.model_drafter import ModelDrafter
 from forerun.models import Forward, LanguageModel, Rows
 from forerun.models.draft_session import DraftSession, NextTokens
 from forerun.types import Sequence
 
 
-class EagleDrafter(FusingHeadDrafter):
-    """The base of drafters that run an EAGLE head: its rows of a draft read the outputs of the rows that they follow.
+class EagleHead(FusingHead):
+    """An EAGLE head: its rows of a draft read the outputs of the rows that they follow."""
 
-    Args:
-        model: folder of a head, or a head that was read.
-    """
+    def prefix_ids(self, sequence: Sequence) -> list[int]:
+        return pair_ids(self.columns.readable(sequence.token_ids), self.vocab_size)
 
-    def _make_model(self, head: StoredHead[HeadConfig], target: LanguageModel, name: str) -> EagleModel:
-        return EagleModel(head.of(EagleConfig, name, "eagle"), target, name)
-
-    def _prefix_ids(self, sequence: Sequence) -> list[int]:
-        return pair_ids(self._within_vocabulary(sequence.token_ids), self._vocab_size)
-
-    def _feed(self, rows: Seq[Rows], states: Seq[HeadState], final: bool = False) -> Forward:  # type: ignore[override]
+    def feed(self, rows: Seq[Rows], states: Seq[HeadState], final: bool = False) -> Forward:
         """Compute rows; those of committed tokens, which read the target's states, are final at once."""
-        return super()._feed(rows, states, final or states[0].next_token < len(states[0].sequence.token_ids))
+        return super().feed(rows, states, final or states[0].next_token < len(states[0].sequence.token_ids))
 
-    def _advance(  # type: ignore[override]
+    def advance(
         self, chains: DraftSession, tokens: Seq[list[int]], states: Seq[HeadState], read: Tensor | None = None
     ) -> NextTokens:
         """Feed the chains. Rows of the draft read the chain's own outputs, and are dropped when it ends."""
         target_states = [state.states_for(len(each)) for each, state in zip(tokens, states, strict=True)]
-        fused = list(self._fused([part for part in target_states if part is not None]))
+        fused = list(self.fused([part for part in target_states if part is not None]))
         for state, part in zip(states, fused, strict=False):
             state.keep_fused(part)
-        return super()._advance(chains, tokens, states, torch.cat(fused) if fused else None)
+        return super().advance(chains, tokens, states, torch.cat(fused) if fused else None)
 
-    def _forward(self, rows: Seq[Rows], states: Seq[HeadState]) -> Forward:  # type: ignore[override]
-        result = super()._forward(rows, states)
+    def forward(self, rows: Seq[Rows], states: Seq[HeadState]) -> Forward:
+        result = super().forward(rows, states)
         assert result.hidden_outputs is not None
         parts = torch.split(result.hidden_outputs[:, 0], [each.num_hidden_rows for each in rows])
         for state, part in zip(states, parts, strict=True):
@@ -56,7 +51,17 @@ class EagleDrafter(FusingHeadDrafter):
         return result
 
 
-class Eagle(EagleDrafter, DraftModel):
+def eagle_head(model: str | Path | StoredHead[HeadConfig] | None) -> EagleHead:
+    """Return an EAGLE head, which is read when it is bound. model: as of `Eagle`."""
+    return EagleHead(HeadSource(model, "eagle", make_eagle))
+
+
+def make_eagle(head: StoredHead[HeadConfig], target: LanguageModel, name: str) -> EagleModel:
+    """Build the model of an EAGLE head (`HeadSource`)."""
+    return EagleModel(head.of(EagleConfig, name, "eagle"), target, name)
+
+
+class Eagle(ModelDrafter):
     """Drafts chains with a head that reads the target's hidden states. Its tokens are picked as a draft model's are.
 
     Args:
@@ -64,10 +69,11 @@ class Eagle(EagleDrafter, DraftModel):
     """
 
     def __init__(self, model: str | Path | StoredHead[HeadConfig] | None = None) -> None:
-        super().__init__(model)
+        head = eagle_head(model)
+        super().__init__("Eagle", head, ChainGrowth(head))
 
 
-class EagleTree(EagleDrafter, DraftTree):
+class EagleTree(ModelDrafter):
     """Drafts trees with a head that reads the target's hidden states. They grow as a draft model's do.
 
     Args:
@@ -90,5 +96,5 @@ class EagleTree(EagleDrafter, DraftTree):
         width: int = WIDTH,
         min_gain: float = MIN_GAIN,
     ) -> None:
-        DraftTree.__init__(self, None, shape, drawn, width=width, min_gain=min_gain)
-        self._read_head(model)
+        head = eagle_head(model)
+        super().__init__("EagleTree", head, TreeGrowth(head, shape, drawn, width, min_gain))

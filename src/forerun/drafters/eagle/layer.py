@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from forerun.drafters.eagle.config import EagleConfig
-from forerun.drafters.heads.layers import HeadLayers, NativeHead, fused_states, head_modules, state_norms
+from forerun.drafters.heads.layers import HeadLayers, NativeHead, fused_states, head_modules
 from forerun.kernels.cpu.library import EagleStruct, Library, LinearStruct, RowsStruct
 from forerun.kernels.torch.elementwise import rms_norm
 from forerun.models.attention.base import Layout, Planner
@@ -39,7 +39,7 @@ class ReferenceEagleLayer:
         self._decoder = FusedDecoder(*head_modules(made, config, output))
         self._fuse = made.linear("fc")
         self._embedding_residual = made.linear("embedding_residual") if config.embedding_residual else None
-        self._state_norms = [made.vector(f"{name}.weight") for name in state_norms(config)]
+        self._state_norms = [made.vector(f"{name}.weight") for name in config.state_norms]
         self._entry_norms = [made.vector(f"{name}.weight") for name in config.entry_norms]
         self._eps = torch.tensor(config.rms_norm_eps, dtype=made.compute, device=made.device)
         self.planner: Planner = self._decoder.planner

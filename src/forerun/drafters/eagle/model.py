@@ -14,7 +14,7 @@ from torch import Tensor
 from forerun.drafters.eagle.config import EagleConfig
 from forerun.drafters.eagle.layer import EagleLayer, NativeEagleLayer, ReferenceEagleLayer
 from forerun.drafters.heads.config import StoredHead
-from forerun.drafters.heads.layers import FusingHeadModel, HeadLayers
+from forerun.drafters.heads.layers import HeadLayers, HeadModel
 from forerun.errors import IncompatibleDrafterError
 from forerun.models.base import Forward, LanguageModel, Rows
 from forerun.models.draft_session import DraftSession, Pick
@@ -23,7 +23,7 @@ from forerun.models.model import lay_out
 from forerun.types import Cache
 
 
-class EagleModel(FusingHeadModel):
+class EagleModel(HeadModel):
     """A head over its target.
 
     Row i holds token i + 1 and `fuse` of the target's states of token i, or what the row before gave as its state

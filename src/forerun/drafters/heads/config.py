@@ -134,6 +134,17 @@ class DecoderHead:
             raise ConfigError(f"layers of the head are {list(self.layers)}, but must rise, and there must be one.")
 
     @property
+    def spec(self) -> DecoderSpec:
+        """Return its layers as those of a decoder."""
+        raise NotImplementedError
+
+    @property
+    def state_norms(self) -> list[str]:
+        """Return the names of the norms of the target's states, without ".weight"; empty if they are read as they
+        are."""
+        return norms_of_each(self)
+
+    @property
     def rope_config(self) -> PlainConfig:
         """Return the configuration that Transformers computes its rotation of."""
         return PlainConfig(
@@ -143,6 +154,11 @@ class DecoderHead:
             num_attention_heads=self.num_heads,
             max_position_embeddings=self.max_positions,
         )
+
+
+def norms_of_each(config: DecoderHead) -> list[str]:
+    """Return the names of the norms of each of the target's states."""
+    return [f"fc_norm.{i}" for i in range(len(config.layers))] if config.norm_before_fc else []
 
 
 def layers_spec(config: DecoderHead, *, head_norms: bool, norms_first: bool = True, norm: str = "norm") -> DecoderSpec:

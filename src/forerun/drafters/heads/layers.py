@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import re
-from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -13,23 +12,21 @@ import torch
 from torch import Tensor, nn
 
 from forerun.config import REFERENCE
-from forerun.drafters.block.config import BlockConfig
-from forerun.drafters.eagle.config import EagleConfig
-from forerun.drafters.heads.config import HeadConfig, StoredHead
+from forerun.drafters.heads.config import DecoderHead, HeadConfig, StoredHead
 from forerun.errors import IncompatibleDrafterError
 from forerun.kernels.cpu.library import Library, LinearStruct
 from forerun.kernels.cpu.linear import NativeLinear
 from forerun.kernels.partition import PathPlan
-from forerun.kernels.quantize import QuantizedWeight, quantize_int4, quantize_int8
+from forerun.kernels.quantize import QuantizedFormat, QuantizedWeight, quantize_int4, quantize_int8
 from forerun.kernels.torch.elementwise import rms_norm
-from forerun.kv_cache import PagePool, SequenceCache
 from forerun.models.attention.base import PackedRows, Planner
 from forerun.models.base import Exactness, LanguageModel, Rows
-from forerun.models.decoders import library_for
 from forerun.models.fused.native import NativeDecoder
 from forerun.models.linear import Linear, Part, make_linear, make_quantized_linear, place
 from forerun.models.model import packed_rows
 from forerun.models.rotation import pair_halves
+from forerun.models.weight_plan import WeightPlan, library_for
+from forerun.types import Cache, Pool
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +38,7 @@ class HeadLayers:
         compute: of everything between the products: float64 for a float64 target, else float32.
         takes: what the linear layers take.
         library: the native one, where the target is computed by it.
-        bits: of the weights where the target's are quantized: 4 where it has 4, by which a head's drafts lose next to
-            nothing, and it reads half; None: they are as the head has them.
+        plan: how its weights are kept.
     """
 
     head: StoredHead[HeadConfig]
@@ -51,16 +47,16 @@ class HeadLayers:
     compute: torch.dtype
     takes: torch.dtype
     library: Library | None
-    bits: int | None
+    plan: WeightPlan
 
     @classmethod
     def of(cls, head: StoredHead[HeadConfig], target: LanguageModel) -> HeadLayers:
-        device, dtype, form = target.device, target.dtype, target.quantize
-        bits = None if form is None else 4 if "4" in form else 8
+        device, dtype = target.device, target.dtype
         library = None if target.kernels == REFERENCE else library_for(device, dtype)
+        plan = WeightPlan.of_head(dtype, device, library, target.quantize, is_quantized=bool(head.quantized))
         compute = torch.float64 if dtype == torch.float64 else torch.float32
-        takes = compute if library is not None or bits else dtype
-        return cls(head, device, dtype, compute, takes, library, bits)
+        takes = dtype if library is None and plan.quantize is None else compute
+        return cls(head, device, dtype, compute, takes, library, plan)
 
     def vector(self, name: str) -> Tensor:
         """Return a tensor that is added or multiplied elementwise, in `compute`."""
@@ -97,8 +93,7 @@ class HeadLayers:
         if self.head.d2t is None and (shared := target.output_layer) is not None:
             return shared
         rows = target.output_rows(token_ids)
-        is_quantized = self.library is not None and self.head.quantized
-        return self.product([quantize_int8(rows, "a head") if is_quantized else rows])
+        return self.product([rows if self.plan.target_rows is None else quantize_int8(rows, "a head")])
 
     def multiply(self, linear: Linear, x: Tensor) -> Tensor:
         """Multiply [n, in] -> [n, out] in `compute`, whatever type the layer reads."""
@@ -108,12 +103,14 @@ class HeadLayers:
         """Return one layer whose outputs are those of the parts, [out, in], one after another."""
         bias = None if bias is None else bias.to(self.device, self.takes)
         quantized = [part.to(self.device) for part in parts if isinstance(part, QuantizedWeight)]
-        if len(quantized) == len(parts) and self.bits != 4:
+        stored = [part.form if isinstance(part, QuantizedWeight) else None for part in parts]
+        form, *others = self.plan.forms(stored)
+        if [form, *others] == stored:
             return make_quantized_linear(quantized, bias)
         numbers = [part.dequantize(self.compute) if isinstance(part, QuantizedWeight) else part for part in parts]
         joined = torch.cat([part.to(self.device, self.compute) for part in numbers])
-        if self.bits:
-            quantize = quantize_int4 if self.bits == 4 else quantize_int8
+        if isinstance(form, QuantizedFormat):
+            quantize = quantize_int4 if form.bits == 4 else quantize_int8
             return make_quantized_linear([quantize(joined, "a head")], bias)
         joined = joined.to(self.dtype)
         return make_linear(joined, bias) if self.library is None else NativeLinear(self.library, joined, bias)
@@ -143,7 +140,7 @@ class HeadMaker:
         return torch.empty(0, part.weight.shape[1], dtype=self.made.takes, device=self.made.device)
 
 
-def head_modules(made: HeadLayers, config: EagleConfig | BlockConfig, output: Linear) -> tuple[Any, HeadMaker]:
+def head_modules(made: HeadLayers, config: DecoderHead, output: Linear) -> tuple[Any, HeadMaker]:
     """Return the layers of a head as the modules of a decoder (`FusedDecoder`, `NativeDecoder`), whose output layer is
     the given one, and what makes its layers."""
     root, names, spec = nn.Module(), dict[str, str](), config.spec
@@ -174,16 +171,11 @@ def _parameter(root: nn.Module, name: str, numbers: Tensor) -> nn.Module:
     return module
 
 
-def state_norms(config: EagleConfig | BlockConfig) -> list[str]:
-    """Return the names of the norms of the target's states, without ".weight", of each or of all together; empty if
-    they are read as they are."""
-    if isinstance(config, EagleConfig) and config.norm_all_before_fc:
-        return ["input_norm"]
-    return [f"fc_norm.{i}" for i in range(len(config.layers))] if config.norm_before_fc else []
-
-
 def fused_states(made: HeadLayers, fuse: Linear, norms: Sequence[Tensor], states: Tensor) -> Tensor:
-    """Fuse the target's states, [n, layers, H] in float32 or float64, in PyTorch. norms: those of `state_norms`."""
+    """Fuse the target's states, [n, layers, H] in float32 or float64, in PyTorch.
+
+    norms: those of `DecoderHead.state_norms`.
+    """
     x = states.flatten(1)
     if norms:
         eps = torch.tensor(made.head.config.rms_norm_eps, dtype=made.compute, device=made.device)  # type: ignore[attr-defined]
@@ -213,7 +205,8 @@ def check_sizes(config: HeadConfig, target: LanguageModel, name: str) -> int:
 
 
 class HeadModel(LanguageModel):
-    """A head over its target, as a language model whose rows need a state beside the token (`Rows.states`).
+    """A head over its target, as a language model whose rows need a state beside the token (`Rows.states`), and what
+    its columns are (`Columns`).
 
     `Forward.logits` are [R, draft_vocab_size], of the tokens that the head can propose: `widened` gives them the
     target's width.
@@ -222,6 +215,7 @@ class HeadModel(LanguageModel):
         target: whose embeddings, and perhaps output layer, it reads.
         token_ids: [draft_vocab_size] the target's tokens that it can propose.
         proposes_all: whether these are all tokens, in order.
+        planner: of its layers' attention; makes its caches. None of a head that keeps no keys.
 
     Args:
         name: for messages and stored costs.
@@ -229,6 +223,8 @@ class HeadModel(LanguageModel):
     Raises:
         IncompatibleDrafterError: the target is of another size.
     """
+
+    planner: Planner | None = None
 
     def __init__(self, head: StoredHead[HeadConfig], target: LanguageModel, name: str) -> None:
         check_sizes(head.config, target, name)
@@ -250,9 +246,43 @@ class HeadModel(LanguageModel):
         self.proposes_all = head.d2t is None
         self._listed: list[int] = [] if self.proposes_all else self.token_ids.tolist()
 
-    def names(self, columns: list[int]) -> list[int]:
+    @property
+    def num_columns(self) -> int:
+        """Return how many columns the logits have."""
+        return len(self.token_ids)
+
+    def named(self, columns: Tensor) -> Tensor:
         """Return the target's tokens of columns of the logits."""
+        return self.token_ids[columns]
+
+    def readable(self, token_ids: list[int]) -> list[int]:
+        """Return the tokens: a head reads its target's."""
+        return token_ids
+
+    def names(self, columns: list[int]) -> list[int]:
+        """Return the target's tokens of columns of the logits, as a list."""
         return columns if self.proposes_all else [self._listed[column] for column in columns]
+
+    @property
+    def pool(self) -> Pool | None:
+        """Return the pool of the pages of its caches, if it keeps keys."""
+        return None if self.planner is None else self.planner.pool
+
+    def new_cache(self) -> Cache:
+        """Return an empty cache for one sequence."""
+        assert self.planner is not None
+        return self.planner.new_cache()
+
+    def fuse(self, hidden_outputs: Tensor) -> Tensor:
+        """Fuse the target's states to what the rows read; here the one state as it is.
+
+        Args:
+            hidden_outputs: [n, layers, target_hidden_size], of the layers of the configuration.
+
+        Returns:
+            [n, S].
+        """
+        return hidden_outputs[:, 0]
 
     def widened(self, logits: Tensor) -> Tensor:
         """Widen [R, draft_vocab_size] to [R, vocab_size]: -inf where the head has no row."""
@@ -262,37 +292,7 @@ class HeadModel(LanguageModel):
         return wide.index_copy_(1, self.token_ids, logits)
 
 
-class FusingHeadModel(HeadModel):
-    """A head with a row for each token, that reads several of the target's states, fused.
-
-    Attributes:
-        planner: of its layers' attention; makes its caches.
-    """
-
-    planner: Planner
-
-    @property
-    def pool(self) -> PagePool:
-        """Return the pool of the pages of its caches."""
-        return self.planner.pool
-
-    def new_cache(self) -> SequenceCache:
-        """Return an empty cache for one sequence."""
-        return self.planner.new_cache()
-
-    @abstractmethod
-    def fuse(self, hidden_outputs: Tensor) -> Tensor:
-        """Fuse the target's states to what the rows read.
-
-        Args:
-            hidden_outputs: [n, layers, target_hidden_size], of the layers of the configuration.
-
-        Returns:
-            [n, S].
-        """
-
-
-_Config = TypeVar("_Config", EagleConfig, BlockConfig)
+_Config = TypeVar("_Config", bound=DecoderHead)
 
 
 class NativeHead(Generic[_Config]):
@@ -314,7 +314,7 @@ class NativeHead(Generic[_Config]):
         self.planner: Planner = self._decoder.planner
         self._kept: list[Tensor | NativeLinear] = []  # the structures point into their memory
         self._fuse = self._linear("fc")
-        norms = [made.vector(f"{name}.weight") for name in state_norms(config)]
+        norms = [made.vector(f"{name}.weight") for name in config.state_norms]
         self._num_norms, self._state_norms = len(norms), torch.cat(norms) if norms else None
 
     def fuse(self, states: Tensor) -> Tensor:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import torch
 
@@ -14,12 +13,11 @@ from forerun.kernels.partition import AttentionShape
 from forerun.models.attention.base import LayerAttention, Planner
 from forerun.models.attention.native import PathPlanner
 from forerun.models.attention.reference import ReferenceAttention
-from forerun.models.decoders import library_for, served_kind
+from forerun.models.decoders import served_kind
 from forerun.models.fused.families import spec_of
 from forerun.models.loading.find_source import find_source
-from forerun.models.memory_plan import ModelMemory, WeightStorage
-
-Quantized = Literal["int4", "int8"]
+from forerun.models.memory_plan import ModelMemory, other_nbytes
+from forerun.models.weight_plan import WeightPlan, library_for
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,13 +53,17 @@ def head_memory(folder: Path, target: ModelMemory, target_name: str | Path) -> H
         header = HeadHeader(carried.config, float_type(carried.slices.values()), is_quantized=False)
     else:
         header = head_header(folder, find_source(target_name).config().get_text_config().num_hidden_layers)
-    form: Quantized | None = None  # as `HeadLayers.bits`
-    if target.number_format != str(target.dtype).removeprefix("torch."):
-        form = "int4" if "4" in target.number_format else "int8"
-    layers = _layers_nbytes(header, target, form, may_share=_gives_output(target_name))
+    is_number = target.number_format == str(target.dtype).removeprefix("torch.")
+    plan = WeightPlan.of_head(
+        *(target.dtype, target.device, library_for(target.device, target.dtype)),
+        None if is_number else target.number_format,
+        is_quantized=header.is_quantized,
+    )
+    layers = _layers_nbytes(header, plan, may_share=_gives_output(target_name))
+    form = plan.form("")
     return HeadMemory(
         name=f"the MTP layer of {target_name}" if is_carried else str(folder),
-        number_format=form or ("int8" if header.is_quantized else target.number_format),
+        number_format=target.number_format if isinstance(form, torch.dtype) else f"int{form.bits}",
         device=target.device,
         weights=layers + header.nbytes,
         loading=layers + 2 * header.nbytes,  # the file and what is made of it
@@ -76,38 +78,21 @@ def _gives_output(target_name: str | Path) -> bool:
     return served_kind("auto", source, config) == "fused" and "head" not in spec_of(config).biases
 
 
-def _layers_nbytes(header: HeadHeader, target: ModelMemory, form: Quantized | None, *, may_share: bool) -> int:
+def _layers_nbytes(header: HeadHeader, plan: WeightPlan, *, may_share: bool) -> int:
     """Return the bytes of the layers that compute, vectors in float32 at least. may_share: as of `_gives_output`."""
     config = header.config
-    numbers = _keeping(target, form)
-    matrices = _keeping(target, form or ("int8" if header.is_quantized else None))
     shapes = config.tensors()
     nbytes = 0
     for name, shape in shapes.items():
         if len(shape) == 2:
-            nbytes += matrices.linear(name, torch.Size(shape), is_outer=False)
+            nbytes += plan.product([[name]], shape[:1], shape[1]).nbytes
         else:
-            nbytes += numbers.other(torch.empty(shape, dtype=header.dtype, device="meta"))
-    is_shared = may_share and numbers.library is not None and config.draft_vocab_size == config.vocab_size
+            nbytes += other_nbytes(torch.empty(shape, dtype=header.dtype, device="meta"), plan)
+    is_shared = may_share and plan.library is not None and config.draft_vocab_size == config.vocab_size
     if not is_shared and not any(name.startswith("lm_head") for name in shapes):
-        rows = torch.Size((config.draft_vocab_size, config.target_hidden_size))
-        kept = matrices if header.is_quantized and numbers.library is not None else numbers  # as `HeadLayers.output`
-        nbytes += kept.linear("lm_head.weight", rows, is_outer=False)
+        (form,) = plan.forms([plan.target_rows])
+        nbytes += plan.nbytes(form, (config.draft_vocab_size, config.target_hidden_size))
     return nbytes
-
-
-def _keeping(target: ModelMemory, form: Quantized | None) -> WeightStorage:
-    """Return how linear layers of a head are stored: like those of the Llama family."""
-    library = library_for(target.device, target.dtype)
-    return WeightStorage(
-        target.dtype,
-        target.device,
-        True,
-        library,
-        form,
-        lambda name: None,
-        has_adapter=False,
-    )
 
 
 def _page_nbytes(header: HeadHeader, target: ModelMemory) -> int:

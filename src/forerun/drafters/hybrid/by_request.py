@@ -25,6 +25,8 @@ class ByRequest(CompositeDrafter):
         DrafterError: there is none, or one of them is no drafter.
     """
 
+    _kind = "ByRequest"
+
     def __init__(
         self, drafters: Mapping[str, Drafter], num_draft_tokens: Mapping[str, NumDraftTokens] | None = None
     ) -> None:

@@ -41,6 +41,7 @@ class Hybrid(CompositeDrafter):
         DrafterError: the texts are not those of different drafters.
     """
 
+    _kind = "Hybrid"
     _name_in_errors = "The source {} of the hybrid"
 
     def __init__(
@@ -106,7 +107,7 @@ class Hybrid(CompositeDrafter):
     @property
     def traits(self) -> Traits:
         parts = [drafter.traits for _, drafter in self._parts]
-        merged = Traits.merged(f"{type(self).__name__} {self._mode}", parts)
+        merged = Traits.merged(f"{self._kind} {self._mode}", parts)
         return replace(merged, fixed_length_draft=None, estimates=True)
 
     def bind(self, binding: Binding) -> None:

@@ -24,9 +24,11 @@ class CompositeDrafter(Drafter):
         DrafterError: one of them is no drafter.
 
     Attributes:
+        _kind: the first part of `Traits.cost_key`.
         _name_in_errors: a part in messages, {} standing for its name.
     """
 
+    _kind: str
     _name_in_errors = "The drafter {}"
 
     def __init__(self, parts: Seq[tuple[str, Drafter]]) -> None:
@@ -45,7 +47,7 @@ class CompositeDrafter(Drafter):
     @property
     def traits(self) -> Traits:
         """Return the parts' traits combined."""
-        return Traits.merged(type(self).__name__, [drafter.traits for _, drafter in self._parts])
+        return Traits.merged(self._kind, [drafter.traits for _, drafter in self._parts])
 
     @property
     def members(self) -> tuple[Drafter, ...]:

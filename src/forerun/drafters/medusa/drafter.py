@@ -16,14 +16,17 @@ import torch
 from torch import Tensor
 
 from forerun.drafters.base import Binding
-from forerun.drafters.draft_model.cache import DraftState
-from forerun.drafters.draft_model.chain import DraftModel
-from forerun.drafters.draft_model.growing_chain import GrowingChain, Picking, picking_of
-from forerun.drafters.draft_model.tree import MIN_GAIN, WIDTH, DraftTree, GrowingTree
+from forerun.drafters.growth.chain import ChainGrowth
+from forerun.drafters.growth.growing_chain import GrowingChain, Picking, picking_of
+from forerun.drafters.growth.tree import MIN_GAIN, WIDTH, GrowingTree, TreeGrowth
 from forerun.drafters.heads.config import HeadConfig, StoredHead
-from forerun.drafters.heads.drafter import HeadDrafter
+from forerun.drafters.heads.drafting import HEAD_FOLLOWS, ChainLimit
+from forerun.drafters.heads.source import HeadSource
 from forerun.drafters.medusa.config import MedusaConfig
 from forerun.drafters.medusa.model import MedusaModel, PathCache
+from forerun.drafters.model_drafter import ModelDrafter
+from forerun.drafters.models.base import DraftingModel
+from forerun.drafters.models.state import DraftState
 from forerun.models import Forward, LanguageModel, Rows
 from forerun.sampling import row_argmax
 from forerun.types import Draft, Sequence, Step
@@ -75,61 +78,81 @@ class MedusaState(DraftState):
             self.target_state = None
 
 
-class MedusaDrafter(HeadDrafter):
-    """The base of drafters that run Medusa heads (Cai et al., 2401.10774; in Hydra's order: 2402.05109)."""
+class MedusaHeads(DraftingModel[MedusaState]):
+    """Medusa heads (Cai et al., 2401.10774; in Hydra's order: 2402.05109), which read the target's last state."""
 
-    _states: dict[Sequence, MedusaState]  # type: ignore[assignment]
-    _state_type = MedusaState
-    _head_kind = "medusa"
+    reads_states = True
+    follows = HEAD_FOLLOWS
+
+    def __init__(self, model: str | Path | StoredHead[HeadConfig] | None) -> None:
+        super().__init__(HeadSource(model, "medusa", _make), MedusaState)
+        self._limit = ChainLimit("%(name)s has %(most)d heads, and drafts no more tokens than that.")
 
     @property
-    def _heads(self) -> MedusaModel:
-        assert isinstance(self._model, MedusaModel)
-        return self._model
-
-    def _make_model(self, head: StoredHead[HeadConfig], target: LanguageModel, name: str) -> MedusaModel:
-        return MedusaModel(head.of(MedusaConfig, name, "medusa"), target, name)
+    def heads(self) -> MedusaModel:
+        """Return the model with its type, after `bind`."""
+        assert isinstance(self.model, MedusaModel)
+        return self.model
 
     def commit(self, steps: Seq[Step]) -> None:
         for step in steps:
-            state = self._states[step.sequence]
+            state = self.states[step.sequence]
             state.count_trials()
             state.settle()
             if step.states is not None and len(step.states):
                 state.add_states(step.num_computed, step.states)
 
-    def _adopt_prefix(self, state: DraftState) -> None:
+    def adopt_prefix(self, state: MedusaState) -> None:
         """Adopt nothing: the last token of a prompt is computed in any case, and the heads read no other state."""
 
-    def _prefill(self, states: Seq[DraftState], min_tokens: int, num_computed: Seq[int] | None = None) -> None:
+    def prefill(self, states: Seq[MedusaState], min_tokens: int, num_computed: Seq[int] | None = None) -> None:
         """Prefill nothing: the heads read no tokens but those of the draft."""
 
-    def _max_depth(self, sequence: Sequence, max_nodes: int) -> int:
-        state = self._states[sequence]
-        room = min(super()._max_depth(sequence, max_nodes), self._heads.config.num_heads) if state.is_ready else 0
+    def max_depth(self, sequence: Sequence, max_nodes: int) -> int:
+        state = self.states[sequence]
+        room = min(super().max_depth(sequence, max_nodes), self.heads.config.num_heads) if state.is_ready else 0
         state.path_cache.num_heads = room
         return room
 
-    def _forward(self, rows: Seq[Rows], states: Seq[MedusaState]) -> Forward:  # type: ignore[override]
+    def longest_chain(self, max_nodes: int) -> int:
+        return self._limit.of(max_nodes, self.heads.config.num_heads, self.model.name)
+
+    def forward(self, rows: Seq[Rows], states: Seq[MedusaState]) -> Forward:
         batch = []
         for each, state in zip(rows, states, strict=True):
             assert state.target_state is not None
             batch.append(replace(each, states=state.target_state.expand(len(each.token_ids), -1)))
         return self.model.forward(batch)
 
-    def _look(self, states: Seq[MedusaState]) -> Tensor:
+    def look(self, states: Seq[MedusaState]) -> Tensor:
         """Compute [heads of all sequences, draft vocabulary] logits of heads that read no tokens, and keep them for the
         forwards of this draft."""
         target_states = [state.target_state for state in states if state.target_state is not None]
-        return self._heads.look([state.path_cache for state in states], torch.cat(target_states))
+        return self.heads.look([state.path_cache for state in states], torch.cat(target_states))
+
+    def first_tokens(self, chains: Seq[GrowingChain]) -> list[list[int]]:
+        """Return all heads' first tokens for greedy chains, which keep those that sampling options do not change."""
+        if self.heads.config.sequential:
+            return [[] for _ in chains]
+        states = [self.states[chain.sequence] for chain in chains]
+        best = self.heads.token_ids[row_argmax(self.look(states))].tolist()
+        paths: list[list[int]] = []
+        at = 0
+        for chain, state in zip(chains, states, strict=True):
+            paths.append(best[at : at + chain.max_nodes - 1] if chain.picking is Picking.GREEDY else [])
+            at += state.path_cache.num_heads
+        return paths
 
 
-_CAPPED = "%(name)s has %(most)d heads, and drafts no more tokens than that."
+def _make(head: StoredHead[HeadConfig], target: LanguageModel, name: str) -> MedusaModel:
+    return MedusaModel(head.of(MedusaConfig, name, "medusa"), target, name)
+
+
 _PRIOR_WEIGHT = 16.0
 """Trials that a stored accuracy counts as, beside those of the running engine, of which about the last fifty count."""
 
 
-class Medusa(MedusaDrafter, DraftModel):
+class Medusa(ModelDrafter):
     """Drafts chains with heads that read the target's last state, all tokens in one pass.
 
     They draft no more tokens than there are heads.
@@ -139,26 +162,82 @@ class Medusa(MedusaDrafter, DraftModel):
     """
 
     def __init__(self, model: str | Path | StoredHead[HeadConfig] | None = None) -> None:
-        super().__init__(model)
-
-    def _max_depth(self, sequence: Sequence, max_nodes: int) -> int:
-        return super()._max_depth(sequence, self._capped(max_nodes, self._heads.config.num_heads, _CAPPED))
-
-    def _prepare(self, chains: list[GrowingChain]) -> None:
-        """Propose all heads' first tokens to greedy chains, which keep those that sampling options do not change."""
-        super()._prepare(chains)
-        if self._heads.config.sequential or not chains:
-            return
-        states = [self._states[chain.sequence] for chain in chains]
-        best = self._heads.token_ids[row_argmax(self._look(states))].tolist()
-        at = 0
-        for chain, state in zip(chains, states, strict=True):
-            if chain.picking is Picking.GREEDY:
-                chain.proposed = best[at : at + chain.max_nodes - 1]
-            at += state.path_cache.num_heads
+        heads = MedusaHeads(model)
+        super().__init__("Medusa", heads, ChainGrowth(heads, heads.first_tokens))
 
 
-class MedusaTree(MedusaDrafter, DraftTree):
+class HeadsTreeGrowth(TreeGrowth):
+    """Grows trees of which all depths are known at once, where the candidates at a depth are the same below every node
+    of the depth before."""
+
+    _model: MedusaHeads
+
+    def draft(
+        self, sequences: Seq[Sequence], num_draft_tokens: Seq[int], min_acceptance_prob: float = 0.0
+    ) -> list[Draft]:
+        drafts = [Draft.empty() for _ in sequences]
+        simple = [self._is_simple(sequence) for sequence in sequences]
+        for is_simple, make in ((True, self._grown_at_once), (False, super().draft)):
+            indices = [index for index, each in enumerate(simple) if each is is_simple]
+            if indices:
+                made = make(
+                    [sequences[index] for index in indices],
+                    [num_draft_tokens[index] for index in indices],
+                    min_acceptance_prob,
+                )
+                for index, draft in zip(indices, made, strict=True):
+                    drafts[index] = draft
+        return drafts
+
+    def _is_simple(self, sequence: Sequence) -> bool:
+        """Return whether the candidates at a depth are the same below every node of the depth before."""
+        if self._model.heads.config.sequential or picking_of(sequence) is not Picking.GREEDY:
+            return False
+        return self._model.pipeline.is_identity(self._model.states[sequence].view.params)
+
+    def _grown_at_once(
+        self, sequences: Seq[Sequence], num_draft_tokens: Seq[int], min_acceptance_prob: float
+    ) -> list[Draft]:
+        """Grow the trees of such sequences: one pass of the heads, and no further products."""
+        trees = [
+            self._plant(each, max_nodes, min_acceptance_prob)
+            for each, max_nodes in zip(sequences, num_draft_tokens, strict=True)
+        ]
+        growing = [tree for tree in trees if tree.expansion.frontier]
+        if growing:
+            states = [self._model.states[tree.state.sequence] for tree in growing]
+            for state in states:
+                state.unfed()
+            ranked = self._ranked(self._model.look(states))
+            at = 0
+            for tree, state in zip(growing, states, strict=True):
+                _grow(tree, ranked[at:])
+                at += state.path_cache.num_heads
+        self._count_draft()
+        return [self._harvest(tree) for tree in trees]
+
+    def _ranked(self, logits: Tensor) -> list[list[tuple[int, float]]]:
+        """Return each row's first tokens with their probabilities, best first. logits: [rows, draft vocabulary]."""
+        bad = self._model.non_finite_rows(logits)
+        top = logits.topk(min(max(self._width, self._num_ranks), logits.shape[1]))
+        tokens = self._model.heads.token_ids[top.indices].tolist()
+        if self._shape == "static":  # by its rates alone
+            accept_probs = [[1.0] * len(row) for row in tokens]
+        else:
+            accept_probs = (top.values - logits.logsumexp(-1, keepdim=True)).exp().tolist()
+        rows = [list(zip(*each, strict=True)) for each in zip(tokens, accept_probs, strict=True)]
+        return [[] if number in bad else row for number, row in enumerate(rows)]
+
+
+def _grow(tree: GrowingTree, ranked: Seq[list[tuple[int, float]]]) -> None:
+    """Grow a tree to its end. ranked: by depth, the candidates, best first."""
+    while tree.expansion.frontier:
+        children = ranked[tree.depth]
+        tree.expansion.expand([children[: tree.expansion.wanted(node)] for node in tree.expansion.frontier])
+        tree.depth += 1
+
+
+class MedusaTree(ModelDrafter):
     """Drafts trees with heads that read the target's last state.
 
     A static tree has the shape that is best by the accuracies stored with the heads, and by those measured since.
@@ -183,76 +262,13 @@ class MedusaTree(MedusaDrafter, DraftTree):
         width: int = WIDTH,
         min_gain: float = MIN_GAIN,
     ) -> None:
-        DraftTree.__init__(self, None, shape, drawn, width=width, min_gain=min_gain)
-        self._read_head(model)
+        self._heads = MedusaHeads(model)
+        self._tree_growth = HeadsTreeGrowth(self._heads, shape, drawn, width, min_gain)
+        super().__init__("MedusaTree", self._heads, self._tree_growth)
 
     def bind(self, binding: Binding) -> None:
         """Bind the heads, and start from the acceptance that was stored with them."""
         super().bind(binding)
-        config = self._heads.config
+        config = self._heads.heads.config
         if config.accuracies:
-            self._start_from(config.accuracies, config.num_heads, _PRIOR_WEIGHT)
-
-    def draft(
-        self, sequences: Seq[Sequence], num_draft_tokens: Seq[int], min_acceptance_prob: float = 0.0
-    ) -> list[Draft]:
-        drafts = [Draft.empty() for _ in sequences]
-        simple = [self._is_simple(sequence) for sequence in sequences]
-        for is_simple, make in ((True, self._grown_at_once), (False, super().draft)):
-            indices = [index for index, each in enumerate(simple) if each is is_simple]
-            if indices:
-                made = make(
-                    [sequences[index] for index in indices],
-                    [num_draft_tokens[index] for index in indices],
-                    min_acceptance_prob,
-                )
-                for index, draft in zip(indices, made, strict=True):
-                    drafts[index] = draft
-        return drafts
-
-    def _is_simple(self, sequence: Sequence) -> bool:
-        """Return whether the candidates at a depth are the same below every node of the depth before."""
-        if self._heads.config.sequential or picking_of(sequence) is not Picking.GREEDY:
-            return False
-        return self._pipeline.is_identity(self._states[sequence].view.params)
-
-    def _grown_at_once(
-        self, sequences: Seq[Sequence], num_draft_tokens: Seq[int], min_acceptance_prob: float
-    ) -> list[Draft]:
-        """Grow the trees of such sequences: one pass of the heads, and no further products."""
-        trees = [
-            self._plant(each, max_nodes, min_acceptance_prob)
-            for each, max_nodes in zip(sequences, num_draft_tokens, strict=True)
-        ]
-        growing = [tree for tree in trees if tree.growth.frontier]
-        if growing:
-            states = [self._states[tree.state.sequence] for tree in growing]
-            for state in states:
-                state.unfed()
-            ranked = self._ranked(self._look(states))
-            at = 0
-            for tree, state in zip(growing, states, strict=True):
-                _grow(tree, ranked[at:])
-                at += state.path_cache.num_heads
-        self._count_draft()
-        return [self._harvest(tree) for tree in trees]
-
-    def _ranked(self, logits: Tensor) -> list[list[tuple[int, float]]]:
-        """Return each row's first tokens with their probabilities, best first. logits: [rows, draft vocabulary]."""
-        bad = self._non_finite_rows(logits)
-        top = logits.topk(min(max(self._width, self._num_ranks), logits.shape[1]))
-        tokens = self._heads.token_ids[top.indices].tolist()
-        if self._shape == "static":  # by its rates alone
-            accept_probs = [[1.0] * len(row) for row in tokens]
-        else:
-            accept_probs = (top.values - logits.logsumexp(-1, keepdim=True)).exp().tolist()
-        rows = [list(zip(*each, strict=True)) for each in zip(tokens, accept_probs, strict=True)]
-        return [[] if number in bad else row for number, row in enumerate(rows)]
-
-
-def _grow(tree: GrowingTree, ranked: Seq[list[tuple[int, float]]]) -> None:
-    """Grow a tree to its end. ranked: by depth, the candidates, best first."""
-    while tree.growth.frontier:
-        children = ranked[tree.depth]
-        tree.growth.expand([children[: tree.growth.wanted(node)] for node in tree.growth.frontier])
-        tree.depth += 1
+            self._tree_growth.start_from(config.accuracies, config.num_heads, _PRIOR_WEIGHT)

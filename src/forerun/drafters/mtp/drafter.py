@@ -12,12 +12,15 @@ from contextlib import suppress
 from pathlib import Path
 
 from forerun.drafters.base import Binding, NamedModel
-from forerun.drafters.draft_model.chain import DraftModel
 from forerun.drafters.eagle.config import EagleConfig
-from forerun.drafters.eagle.drafter import EagleDrafter
+from forerun.drafters.eagle.drafter import EagleHead, make_eagle
 from forerun.drafters.eagle.model import EagleModel
+from forerun.drafters.growth.chain import ChainGrowth
 from forerun.drafters.heads.config import HeadConfig, StoredHead
 from forerun.drafters.heads.folder import shipped_head
+from forerun.drafters.heads.source import HeadSource
+from forerun.drafters.model_drafter import ModelDrafter
+from forerun.drafters.models.base import BoundModel
 from forerun.drafters.mtp.checkpoint_format import find_mtp, read_mtp
 from forerun.errors import (
     DrafterError,
@@ -32,7 +35,46 @@ from forerun.types import Draft, Sequence, Step
 _log = logging.getLogger(__name__)
 
 
-class Mtp(EagleDrafter, DraftModel):
+class MtpSource(HeadSource):
+    """The given layer, the target's own, or the one that is shipped for the target."""
+
+    def __init__(self, model: str | Path | StoredHead[HeadConfig] | None) -> None:
+        super().__init__(model, "mtp", _make)
+
+    def to_load(self, target_name: str) -> tuple[NamedModel, ...]:
+        if not self.is_named:
+            with suppress(ForerunError):
+                find_mtp(target_name)
+                return (NamedModel(target_name, is_head=True),)
+        return super().to_load(target_name)
+
+    def read(self, binding: Binding) -> BoundModel | None:
+        """Read the layer and fit it to the target; None if its form is not supported.
+
+        Raises:
+            DrafterError: the target has none.
+            ModelLoadError, IncompatibleDrafterError: as `HeadSource.read`.
+        """
+        if not self.is_named:
+            target = binding.target
+            try:
+                self.head = read_mtp(target, target.name)
+            except UnsupportedModelError as error:
+                _log.warning("%s Nothing is drafted; the text is the same.", error)
+                return None
+            except ModelLoadError as error:
+                if shipped_head(target, "mtp") is None:
+                    raise DrafterError(str(error)) from error
+        return super().read(binding)
+
+
+def _make(head: StoredHead[HeadConfig], target: LanguageModel, name: str) -> EagleModel:
+    if not isinstance(head.config, EagleConfig) or not head.config.is_mtp:
+        raise IncompatibleDrafterError(f"{name} is no MTP layer but a head of the kind {head.config.kind}.")
+    return make_eagle(head, target, name)
+
+
+class Mtp(ModelDrafter):
     """Drafts chains with the MTP layer of the target's checkpoint, applied again and again.
 
     Where the checkpoint has such layers in a form that is not supported, a warning is logged once, and nothing is
@@ -43,44 +85,13 @@ class Mtp(EagleDrafter, DraftModel):
             takes the target's own.
     """
 
-    _head_kind = "mtp"
-
     def __init__(self, model: str | Path | StoredHead[HeadConfig] | None = None) -> None:
-        super().__init__(model)
-        self._is_disabled = False
+        head = EagleHead(MtpSource(model))
+        super().__init__("Mtp", head, ChainGrowth(head))
 
-    def models_to_load(self, target_name: str) -> tuple[NamedModel, ...]:
-        """Return the layer: the given one, the target's own, or the one that is shipped for a target of this name."""
-        if self._head is None and self._folder is None:
-            with suppress(ForerunError):
-                find_mtp(target_name)
-                return (NamedModel(target_name, is_head=True),)
-        return super().models_to_load(target_name)
-
-    def bind(self, binding: Binding) -> None:
-        """Read the layer and fit it to the target.
-
-        Raises:
-            DrafterError: the target has none.
-            ModelLoadError, IncompatibleDrafterError: as `HeadDrafter.bind`.
-        """
-        if self._head is None and self._folder is None:
-            target = binding.target
-            try:
-                self._head = read_mtp(target, target.name)
-            except UnsupportedModelError as error:
-                _log.warning("%s Nothing is drafted; the text is the same.", error)
-                self._is_disabled = True
-                return
-            except ModelLoadError as error:
-                if shipped_head(target, self._head_kind) is None:
-                    raise DrafterError(str(error)) from error
-        super().bind(binding)
-
-    def _make_model(self, head: StoredHead[HeadConfig], target: LanguageModel, name: str) -> EagleModel:
-        if not isinstance(head.config, EagleConfig) or not head.config.is_mtp:
-            raise IncompatibleDrafterError(f"{name} is no MTP layer but a head of the kind {head.config.kind}.")
-        return super()._make_model(head, target, name)
+    @property
+    def _is_disabled(self) -> bool:
+        return not self.drafting_model.is_bound
 
     def start(self, sequence: Sequence) -> None:
         if not self._is_disabled:

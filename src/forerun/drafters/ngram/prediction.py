@@ -97,7 +97,7 @@ class Prediction(CopyDrafter):
 
     @property
     def traits(self) -> Traits:
-        return Traits((type(self).__name__,), reads_prediction=True, estimates=True)
+        return Traits(("Prediction",), reads_prediction=True, estimates=True)
 
     def __init__(self) -> None:
         super().__init__(PREDICTION_RATES, SOURCE)

@@ -70,7 +70,7 @@ class PromptLookup(CopyDrafter):
 
     @property
     def traits(self) -> Traits:
-        return Traits((type(self).__name__, f"n-grams {self._min} to {self._max}"), estimates=True, can_sleep=True)
+        return Traits(("PromptLookup", f"n-grams {self._min} to {self._max}"), estimates=True, can_sleep=True)
 
     def start(self, sequence: Sequence) -> None:
         self._indices[sequence] = NgramIndex(self._min, self._max)

@@ -384,9 +384,7 @@ class Suffix(CopyDrafter):
 
     @property
     def traits(self) -> Traits:
-        return Traits(
-            (type(self).__name__, "alone" if self._tenants is None else "shared"), estimates=True, can_sleep=True
-        )
+        return Traits(("Suffix", "alone" if self._tenants is None else "shared"), estimates=True, can_sleep=True)
 
     @property
     def nbytes(self) -> int:

@@ -15,7 +15,7 @@ import numpy as np
 
 from forerun.config import BUNDLED_INDEX
 from forerun.drafters.base import Binding, OneByOne, Traits
-from forerun.drafters.ranked_tree import RankedTree
+from forerun.drafters.growth.ranked_tree import RankedTree
 from forerun.drafters.rest.index import ContinuationTree, Index, best_nodes
 from forerun.drafters.rest.index_file import IndexHeader
 from forerun.errors import ConfigError, DrafterError, IncompatibleDrafterError
@@ -88,7 +88,7 @@ class Rest(OneByOne):
     def traits(self) -> Traits:
         size = 0 if self._index is None else self._index.header.num_tokens
         options = f"n-grams {self._min} to {self._max} num_matches={self._num_matches} max_places={self._max_places}"
-        return Traits((type(self).__name__, f"{size} tokens", options, f"continuation={self._continuation}"))
+        return Traits(("Rest", f"{size} tokens", options, f"continuation={self._continuation}"))
 
     @property
     def nbytes(self) -> int:

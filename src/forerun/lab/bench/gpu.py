@@ -9,9 +9,8 @@ from typing import Any
 import torch
 
 from forerun.config import OFF, PREFILL_CHUNK, SamplingParams
+from forerun.drafters import DraftModel, DraftTree
 from forerun.drafters.base import Drafter
-from forerun.drafters.draft_model.chain import DraftModel
-from forerun.drafters.draft_model.tree import DraftTree
 from forerun.drafters.hybrid.hybrid import Hybrid
 from forerun.drafters.ngram.prompt_lookup import PromptLookup
 from forerun.drafters.ngram.suffix import Suffix

@@ -25,12 +25,13 @@ from forerun.models.base import HiddenStateOutputs, LayerRangeDecoder
 from forerun.models.fused.experts import ExpertLayer, bias_of, router_norm_of, take_apart
 from forerun.models.fused.families import frequencies, spec_in
 from forerun.models.fused.latent import LatentLayer
-from forerun.models.fused.parts import EXPERT, MIXED, RECURRENT_ROLES
+from forerun.models.fused.parts import EXPERT
 from forerun.models.fused.recurrence import RecurrentLayer, numbers_of, state_layout
-from forerun.models.fused.spec import SHARED, TOKEN_ROLES, DecoderSpec, LayerSpec
+from forerun.models.fused.spec import DecoderSpec, LayerSpec
 from forerun.models.fused.token_inputs import TokenRows, token_parts
 from forerun.models.linear import FloatMaker, Linear, Maker, Part, at_path, make_linear, of_rows
 from forerun.models.rotation import Rotation, rotate
+from forerun.models.weight_plan import roles_of_products
 
 _ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "silu": silu,
@@ -39,12 +40,6 @@ _ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "relu2": lambda x: x.relu().square(),
     "relu": torch.relu,
 }
-
-
-_TOGETHER: tuple[tuple[str, ...], ...] = (("query", "key", "value"), ("gate", "up"), MIXED, SHARED[:2], SHARED[2:])
-_TOGETHER += (("entry",), ("latent",), ("attention_gate",), ("out",), ("down",), *((role,) for role in TOKEN_ROLES))
-_TOGETHER += tuple((role,) for role in RECURRENT_ROLES if role not in MIXED)
-"""The roles whose products are one."""
 
 
 def _xielu(x: Tensor, curve: Tensor) -> Tensor:
@@ -379,14 +374,12 @@ class FusedDecoder(LayerRangeDecoder):
 
         def linear(*wanted: str) -> Linear:
             """Make the layer of these roles; the rows of queries and keys are paired."""
-            there = [role for role in wanted if role in roles]
-            return maker.linear(*parts_of(spec, layer, path, there, in_pairs=True))
+            return maker.linear(*parts_of(spec, layer, path, wanted, in_pairs=True))
 
         def norm(role: str) -> Norm:
             return self._numbers(layer, spec.modules[role], spec.norm_width(role), spec.norm_order(role, in_pairs=True))
 
-        together = _TOGETHER if "gate" in roles else (*_TOGETHER, ("up",))
-        linears = {each[0]: linear(*each) for each in together if each[0] in roles}
+        linears = {each[0]: linear(*each) for each in roles_of_products(roles, is_native=False)}
         recurrence, shape = None, spec.recurrence
         if own.is_recurrent and shape is not None:
             numbers = numbers_of(shape, layer)
@@ -418,6 +411,7 @@ class FusedDecoder(LayerRangeDecoder):
             each = (parts_of(spec, layer, path, roles, in_pairs=True, expert=index) for index in range(shape.count))
             return [maker.linear(*parts) for parts in each]
 
+        gate_up, down = (linears(*roles) for roles in roles_of_products(EXPERT, is_native=False))
         router = layer.get_submodule(shape.router)
         reads, bias = torch.promote_types(router.weight.dtype, self.dtype), getattr(router, "bias", None)
         switch = None if shape.shared_switch is None else layer.get_submodule(shape.shared_switch)
@@ -426,8 +420,8 @@ class FusedDecoder(LayerRangeDecoder):
             make_linear(router.weight.detach().to(reads), None if bias is None else bias.detach().to(reads)),
             bias_of(shape, layer),
             None if switch is None else make_linear(switch.weight.detach()),
-            linears(*EXPERT[:2]),
-            linears(*EXPERT[2:]),
+            gate_up,
+            down,
             self._activated,
             reads,
             self.compute_dtype,

@@ -42,12 +42,13 @@ from forerun.models.fused.decoder import attentions_of, curve_of, parts_of
 from forerun.models.fused.experts import bias_of, router_norm_of, take_apart
 from forerun.models.fused.families import frequencies, spec_in
 from forerun.models.fused.latent import weights_by_head
-from forerun.models.fused.parts import EXPERT, EXPERT_NORMS, MIXED, RECURRENT_ROLES
+from forerun.models.fused.parts import EXPERT, EXPERT_NORMS, RECURRENT_ROLES
 from forerun.models.fused.recurrence import numbers_of, state_layout
 from forerun.models.fused.spec import LayerSpec
 from forerun.models.fused.token_inputs import TokenRows, token_parts
 from forerun.models.linear import Maker, Part, at_path, of_rows
 from forerun.models.rotation import HalfRotation
+from forerun.models.weight_plan import roles_of_products
 from forerun.types import Cache
 
 
@@ -296,15 +297,15 @@ class NativeDecoder(LayerRangeDecoder):
     def _packed(self, layer: Any, path: str, own: LayerSpec, maker: Maker) -> LayerStruct:
         spec, roles = self.spec.within(own), self.spec.roles(own)
 
-        def linear(role: str) -> LinearStruct:
-            together = [each for each in MIXED if each in roles] if role == "mixed" else [role]
-            return self._native(maker, *parts_of(spec, layer, path, together, in_pairs=False), role=role).struct
+        def linear(together: list[str]) -> LinearStruct:
+            parts = parts_of(spec, layer, path, together, in_pairs=False)
+            return self._native(maker, *parts, role=together[0]).struct
 
         norms = dict[str, tuple[int | None, int | None]]()
         for role in spec.norms(own):
             order = spec.norm_order(role, in_pairs=False)
             norms[role] = self._norm(layer, path, spec.modules[role], spec.norm_width(role), order)
-        made = {role: linear(role) for role in roles if role not in MIXED[1:]}
+        made = {each[0]: linear(each) for each in roles_of_products(roles, is_native=True)}
         latent = self._latent(layer, path, made, norms) if spec.latent is not None and own.attends else None
         biases = {"input_norm": "input_bias", "mlp_norm": "mlp_bias"}
         return LayerStruct(

@@ -35,7 +35,7 @@ from forerun.models.fused.options import head_shape, layer_windows
 from forerun.models.fused.triton_layers import HEAD_BUCKETS, TritonLayer, TritonStep, TritonWeights
 from forerun.models.linear import Part, of_rows
 from forerun.models.loading.configuration import context_length
-from forerun.models.loading.quantized_layers import QuantizedMaker
+from forerun.models.loading.weight_maker import WeightMaker
 from forerun.models.rotation import half_tables
 
 
@@ -52,7 +52,7 @@ class WeightPacker:
             weights of different formats are joined.
     """
 
-    def __init__(self, model: Any, dtype: torch.dtype, maker: QuantizedMaker | None) -> None:
+    def __init__(self, model: Any, dtype: torch.dtype, maker: WeightMaker | None) -> None:
         self._model, self._maker = model, maker
         self.num_heads, self.num_kv_heads, self.head_dim = head_shape(model.config)
         check_heads(type(model).__name__, self.num_heads, self.num_kv_heads, self.head_dim)
@@ -131,7 +131,7 @@ class TritonDecoder(LayerRangeDecoder):
     """
 
     def __init__(
-        self, model: Any, dtype: torch.dtype, maker: QuantizedMaker | None = None, output_tokens: Tensor | None = None
+        self, model: Any, dtype: torch.dtype, maker: WeightMaker | None = None, output_tokens: Tensor | None = None
     ) -> None:
         config, device = model.config, model.device
         packer = WeightPacker(model, dtype, maker)

@@ -27,10 +27,10 @@ from forerun.models.loading.folder import CONFIG, GENERATION_CONFIG, INDEX, TOKE
 from forerun.models.loading.published import PublishedWeights, check_codes, settings_of
 from forerun.models.loading.published_layouts import COMPUTED, Settings
 from forerun.models.loading.published_names import text_names, turned
-from forerun.models.loading.quantized_layers import LAYOUT, METHOD, Quantization
 from forerun.models.loading.quantized_tensors import QuantizedTensors
-from forerun.models.loading.source import ModelSource
+from forerun.models.loading.source import ModelSource, Quantization
 from forerun.models.loading.transformers_modules import check_sentence_piece, read_tokenizer
+from forerun.models.loading.weight_maker import LAYOUT, METHOD
 from forerun.models.loading.weights import Checkpoint, TensorSlice
 from forerun.utils.foreign_errors import REMEDY, as_load_errors
 from forerun.utils.json_file import Fields
@@ -113,7 +113,7 @@ class FolderSource(ModelSource):
         tensors come in the format they are stored in."""
         published, slices = self._published
         if self.quantization() is not None:
-            quantized, others = QuantizedTensors.sort(self._slices(), self.name)
+            quantized, others = self._quantized
             slices = {**others, **dict(quantized.slices(dtype))}
         elif not published.found:
             slices = self._slices()
@@ -137,15 +137,17 @@ class FolderSource(ModelSource):
     def quantized_weight(self, config: Any) -> Callable[[str], QuantizedWeight | None]:
         """Return a function that returns a quantized weight of the files by Transformers' name, with rows in
         Transformers' order, or None if none can be served as stored (`ModelSource.quantized_weight`)."""
-        return super().quantized_weight(config) if self.quantization() is None else self._quantized().read
+        return super().quantized_weight(config) if self.quantization() is None else self._quantized[0].read
 
     def quantized_format(self, config: Any) -> Callable[[str], QuantizedFormat | None]:
         """Return a function that returns the format of a weight of `quantized_weight` by name; no numbers are read
         (`ModelSource.quantized_format`)."""
-        return super().quantized_format(config) if self.quantization() is None else self._quantized().form
+        return super().quantized_format(config) if self.quantization() is None else self._quantized[0].form
 
-    def _quantized(self) -> QuantizedTensors:
-        return QuantizedTensors.sort(self._slices(), self.name)[0]
+    @cached_property
+    def _quantized(self) -> tuple[QuantizedTensors, dict[str, TensorSlice]]:
+        """The weights that forerun has quantized, and the other tensors."""
+        return QuantizedTensors.sort(self._slices(), self.name)
 
     def _slices(self) -> dict[str, TensorSlice]:
         """Return the tensors of the text model by its own names."""

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import logging
 import tempfile
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import torch
 
-from forerun.config import AUTO, DEFAULT_DTYPE, DTYPES, NATIVE, QUANTISATIONS, REFERENCE, TRITON, UNQUANTIZED
+from forerun.config import AUTO, DEFAULT_DTYPE, NATIVE, QUANTISATIONS, REFERENCE, TRITON, UNQUANTIZED
 from forerun.errors import ConfigError, ModelLoadError, UnsupportedModelError
+from forerun.kernels.block_weight import BlockWeight
 from forerun.kernels.cpu.linear import experts_in
+from forerun.kernels.quantize import QuantizedWeight
 from forerun.kernels.triton.availability import is_triton_selected
-from forerun.models.decoders import Kind, library_for, make_decoder, mixture_as_stored, served_kind
+from forerun.models.decoders import Kind, make_decoder, served_kind
 from forerun.models.fused.families import refusal
 from forerun.models.fused.recurrent_families import TILED
 from forerun.models.general import ATTENTION_NAME, register_attention
@@ -25,21 +28,14 @@ from forerun.models.loading.find_source import find_source
 from forerun.models.loading.fused_modules import read_fused
 from forerun.models.loading.lora import adapter_tokenizer, with_adapter
 from forerun.models.loading.progress import counted
-from forerun.models.loading.quantized_layers import (
-    Quantization,
-    QuantizedMaker,
-    StoredMaker,
-    check_quantization,
-    matrices,
-    stored_numbers,
-    streamed,
-)
 from forerun.models.loading.source import ModelSource
 from forerun.models.loading.transformers_modules import foreign_attention, read_model, rounded, to_device
+from forerun.models.loading.weight_maker import WeightMaker, matrices, stored_numbers, streamed
 from forerun.models.loading.weights import Checkpoint
 from forerun.models.model import Model
 from forerun.models.non_finite import first_non_finite_tensor
 from forerun.models.self_test import probe, self_test
+from forerun.models.weight_plan import WeightPlan, check_dtype, check_quantization, library_for, served_dtype
 from forerun.utils.device import raise_own, resolve_device
 from forerun.utils.foreign_errors import as_memory_errors, reason
 from forerun.utils.glibc import return_freed_memory
@@ -212,7 +208,9 @@ def load_transformers_model(name: str | Path, dtype: str, adapter: str | Path | 
         raise ConfigError("dtype is 'float16', in which nothing is computed. Give 'bfloat16' or 'float32'.")
     source = find_source(name)
     config = source.config()
-    model = _read(source, config, served_dtype(source, dtype, is_quantized=False), adapter)
+    number_format = served_dtype(source, dtype, is_quantized=False)
+    plan = WeightPlan(number_format, torch.device("cpu"), is_fused=False, library=None, has_adapter=adapter is not None)
+    model = WeightReader(source, config, plan, adapter, attention=None).whole(number_format)
     model.generation_config.eos_token_id = sorted(source.eos_token_ids(config)) or None
     return model.requires_grad_(True)
 
@@ -239,12 +237,15 @@ def _load(
     kind = served_kind(kind, source, config)
     if kind == "general" or adapter is not None:
         config = source.config()
-    hf, maker, form = _read_weights(source, config, dtype, target_device, adapter, requested, is_fused=kind == "fused")
+    plan = WeightPlan.of(
+        *(source, config, dtype, target_device, requested), is_fused=kind == "fused", has_adapter=adapter is not None
+    )
+    hf, maker = WeightReader(source, config, plan, adapter).read()
     try:
         hf = to_device(hf, target_device)
         ends, tokens = source.eos_token_ids(config), source.output_tokens(config)
-        model = _assemble(hf, source.name, ends, kind, maker, tokens, kv_cache_dtype)
-        model.adapter, model.quantize = None if adapter is None else str(adapter), form
+        model = _assemble(hf, source.name, plan, maker, ends, tokens, kv_cache_dtype)
+        model.adapter = None if adapter is None else str(adapter)
         model.recommended_sampling = MappingProxyType(_recommended(source))
         if adapter is None:
             model.packed_weights = source.packed_weights(config)
@@ -259,31 +260,6 @@ def _load(
             "Serve it with Transformers, or report the architecture."
         ) from error
     return source, model, is_finite
-
-
-def _read_weights(
-    source: ModelSource,
-    config: Any,
-    dtype: str,
-    device: torch.device,
-    adapter: str | Path | None,
-    quantize: Quantization | None,
-    *,
-    is_fused: bool,
-) -> tuple[Any, QuantizedMaker | StoredMaker | None, str | None]:
-    """Return the Transformers model of a source, the maker of its layers, and the form of its weights
-    (`LanguageModel.quantize`); no maker and no form where they are numbers."""
-    quantize = quantize or check_quantization(source.quantization(), dtype)
-    served = served_dtype(source, dtype, is_quantized=False)
-    mixture = mixture_as_stored(source, quantize, device, served, is_fused=is_fused, adapted=adapter is not None)
-    if mixture is not None:
-        return *_read_stored(source, config, served), mixture
-    if quantize is None or quantize == UNQUANTIZED:
-        if is_fused and adapter is None and library_for(device, served) is not None and source.block_types():
-            return *_read_stored(source, config, served, as_numbers=True), None  # one matrix at a time
-        return _read(source, config, served, adapter, ATTENTION_NAME, is_fused=is_fused), None, None
-    read = read_to_quantize(source, config, dtype, adapter, quantize, is_fused=is_fused, attention=ATTENTION_NAME)
-    return *read, quantize
 
 
 def _recommended(source: ModelSource) -> dict[str, float]:
@@ -308,14 +284,15 @@ def adopt(hf: Any, name: str, quantize: str | None = None) -> Model:
     kind: Kind = "general" if refusal(config) else "fused"
     quantization = check_quantization(quantize, str(hf.dtype).removeprefix("torch."))
     quantization = None if quantization == UNQUANTIZED else quantization
-    maker = None if quantization is None else QuantizedMaker(quantization, None, {}, hf.dtype)
+    library, is_fused = library_for(device, hf.dtype), kind == "fused"
+    plan = WeightPlan(*(hf.dtype, device, is_fused, library, quantization), is_triton=is_fused and is_triton_selected())
+    maker = None if quantization is None else WeightMaker(plan)
     register_attention()
     try:
         if kind == "general":
             hf.set_attn_implementation(ATTENTION_NAME)
         hf.set_experts_implementation("eager")
-        model = _assemble(hf, name, frozenset(), kind, maker)
-        model.quantize = quantization
+        model = _assemble(hf, name, plan, maker)
         is_finite = probe(model)
     except _COMPUTING as error:
         raise_own(error, device)
@@ -329,147 +306,101 @@ def adopt(hf: Any, name: str, quantize: str | None = None) -> Model:
 def _assemble(
     hf: Any,
     name: str,
-    eos_token_ids: frozenset[int],
-    kind: Kind,
-    maker: QuantizedMaker | StoredMaker | None = None,
+    plan: WeightPlan,
+    maker: WeightMaker | None,
+    eos_token_ids: frozenset[int] = frozenset(),
     tokens: tuple[int, ...] | None = None,
     kv_cache_dtype: str = AUTO,
 ) -> Model:
     """Make the Model of a loaded Transformers model. tokens: the part of the vocabulary that it proposes; None: all of
     it."""
-    config = hf.config
+    config, device = hf.config, hf.device
     num_parameters = sum(p.numel() for p in hf.parameters())
-    dtype, device = hf.dtype if maker is None else maker.dtype, hf.device
-    library = library_for(device, dtype)
     output_tokens = None if tokens is None else torch.tensor(tokens, device=device)
     model = Model(
-        make_decoder(hf, dtype, kind, maker, output_tokens, kv_cache_dtype),
+        make_decoder(hf, plan, maker, output_tokens, kv_cache_dtype),
         name=name,
         vocab_size=config.vocab_size,
         context_length=context_length(config),
         eos_token_ids=eos_token_ids,
-        dtype=dtype,
+        dtype=plan.dtype,
         device=device,
         num_parameters=num_parameters,
-        kind=kind,
+        kind="fused" if plan.is_fused else "general",
         output_tokens=output_tokens,
     )
+    model.quantize = plan.number_format
     model.kv_cache_dtype = None if kv_cache_dtype == AUTO else kv_cache_dtype
-    native = REFERENCE if library is None else f"{NATIVE} {library.instructions}"
+    native = REFERENCE if plan.library is None else f"{NATIVE} {plan.library.instructions}"
     model.kernels = TRITON if is_triton_selected() else native
     return model
 
 
-def check_dtype(dtype: str) -> None:
-    """Raise ConfigError if there is no such number format. float16 is taken for bfloat16 (`served_dtype`)."""
-    if dtype not in (*DTYPES, "float16"):
-        remedy = "auto is that of the weights, float32 for float16."
-        raise ConfigError(f"dtype is {dtype!r}, but must be one of {', '.join(DTYPES)}: {remedy}")
+@dataclass(frozen=True, slots=True)
+class WeightReader:
+    """Reads the weights of a source as a plan says.
 
-
-def served_dtype(source: ModelSource, dtype: str, *, is_quantized: bool) -> torch.dtype:
-    """Return the dtype of a name: bfloat16 for float16, which nothing is computed in. "auto" is the weights' own, and
-    float32, which holds all of it, for float16 and for dequantized weights.
-
-    is_quantized: weights are quantized, and the result is for everything else: float32 if "auto" finds float64, in
-        which quantized values are not multiplied.
+    Attributes:
+        config: of the source. adapter: the folder of an adapter to merge.
+        attention: the name of forerun's, by which modules of Transformers find it; None: Transformers computes.
     """
-    if dtype == "float16":
-        dtype = "bfloat16"
-    elif dtype == "auto":
-        stored = source.stored_dtype() or "float32"
-        dtype = "float32" if stored == "float16" else stored
-    found: torch.dtype = getattr(torch, dtype)
-    return torch.float32 if is_quantized and found == torch.float64 else found
 
+    source: ModelSource
+    config: Any
+    plan: WeightPlan
+    adapter: str | Path | None = None
+    attention: str | None = ATTENTION_NAME
 
-def read_to_quantize(
-    source: ModelSource,
-    config: Any,
-    dtype: str,
-    adapter: str | Path | None,
-    quantization: Quantization,
-    *,
-    is_fused: bool,
-    attention: str | None = None,
-) -> tuple[Any, QuantizedMaker]:
-    """Return the Transformers model of a source, and the maker of its quantized layers.
+    def read(self) -> tuple[Any, WeightMaker | None]:
+        """Return the modules of the model, and what makes its layers; None where the modules have their numbers.
 
-    dtype: of all that is not quantized (`served_dtype`).
-    is_fused: it is for the fused decoder. Its matrices are placeholders then, and read one by one by the maker. Those
-        of other models, and of models with an adapter, are there as float32; all other parameters are of `dtype`.
-    """
-    number_format = served_dtype(source, dtype, is_quantized=True)
-    stored = None if adapter is not None else source.quantized_weight(config)  # with an adapter, they are others
-    if is_fused and adapter is None:
-        checkpoint, _ = counted(source.checkpoint(config, torch.float32), source.name)
-        checkpoint = replace(checkpoint, unread=streamed(checkpoint.slices, config))
-        model = _modules(source, config, checkpoint, number_format, attention, is_fused=True)
-        numbers = stored_numbers(checkpoint.slices, config)
-        return model, QuantizedMaker(quantization, stored, numbers, number_format)
-    wide = torch.promote_types(number_format, torch.float32)
-    model = _read(source, config, wide, adapter, None if is_fused else attention)
-    leave = {f"{path}.weight" for path in matrices(model, is_fused)}
-    return rounded(model, number_format, leave), QuantizedMaker(quantization, stored, {}, number_format)
+        Weights that are streamed are placeholders, which the maker reads. Those that are to be quantized otherwise are
+        float32; all else is of the plan's dtype.
+        """
+        plan = self.plan
+        if plan.is_streamed:
+            return self._streamed()
+        if plan.quantize is None:
+            return self.whole(plan.dtype), None
+        model = self.whole(torch.promote_types(plan.dtype, torch.float32))
+        leave = {f"{path}.weight" for path in matrices(model, plan.is_fused)}
+        stored = None if plan.has_adapter else self.source.quantized_weight(self.config)
+        return rounded(model, plan.dtype, leave), WeightMaker(plan, self.source.name, stored)
 
+    def whole(self, number_format: torch.dtype) -> Any:
+        """Return the modules with all weights as numbers, and the adapter merged."""
 
-def _read_stored(
-    source: ModelSource,
-    config: Any,
-    number_format: torch.dtype,
-    *,
-    as_numbers: bool = False,
-) -> tuple[Any, StoredMaker]:
-    """Return the modules of a model whose matrices are placeholders, and the maker of its layers, which reads these one
-    by one as the files have them, or `as_numbers`. number_format: of everything else."""
-    checkpoint, reading = counted(source.checkpoint(config, number_format), source.name)
-    unread = replace(checkpoint, unread=streamed(checkpoint.slices, config))
-    model = _modules(source, config, unread, number_format, ATTENTION_NAME, is_fused=True)
-    library = library_for(model.device, number_format)
-    assert library is not None  # `mixture_as_stored`
-    numbers = stored_numbers(checkpoint.slices, config)
-    blocks = (lambda name: None) if as_numbers else source.blocks(config)
-    return model, StoredMaker(source.name, library, blocks, numbers, number_format, reading.count)
+        def in_format(dtype: torch.dtype) -> Any:
+            checkpoint, _ = counted(self.source.checkpoint(self.config, dtype), self.source.name)
+            return self._modules(checkpoint, dtype)
 
+        return with_adapter(in_format, number_format, self.adapter, self.source.name)
 
-def _read(
-    source: ModelSource,
-    config: Any,
-    number_format: torch.dtype,
-    adapter: str | Path | None,
-    attention: str | None = None,
-    *,
-    is_fused: bool = False,
-) -> Any:
-    """Return the Transformers model of a source in a dtype, with an adapter if there is one; for the fused decoder
-    without one, its parameters alone."""
+    def _streamed(self) -> tuple[Any, WeightMaker]:
+        source, config, plan = self.source, self.config, self.plan
+        stored: Callable[[str], BlockWeight | QuantizedWeight | None] | None = None
+        if plan.quantize is not None:
+            stored = source.quantized_weight(config)
+        elif plan.mixture is not None:
+            stored = source.blocks(config)
+        numbers_in = plan.dtype if plan.quantize is None else torch.float32
+        checkpoint, reading = counted(source.checkpoint(config, numbers_in), source.name)
+        unread = replace(checkpoint, unread=streamed(checkpoint.slices, config))
+        model = self._modules(unread, plan.dtype)
+        return model, WeightMaker(plan, source.name, stored, stored_numbers(checkpoint.slices, config), reading.count)
 
-    def in_format(dtype: torch.dtype) -> Any:
-        checkpoint, _ = counted(source.checkpoint(config, dtype), source.name)
-        if is_fused and adapter is not None:
-            return _modules(source, config, checkpoint, dtype, None, is_fused=False)
-        return _modules(source, config, checkpoint, dtype, attention, is_fused=is_fused)
-
-    return with_adapter(in_format, number_format, adapter, source.name)
-
-
-def _modules(
-    source: ModelSource,
-    config: Any,
-    checkpoint: Checkpoint,
-    dtype: torch.dtype,
-    attention: str | None,
-    *,
-    is_fused: bool,
-) -> Any:
-    """Return `FusedModules` where forerun's fused decoder computes and they hold what it needs, else the Transformers
-    model. attention: the name of forerun's; None: Transformers computes."""
-    if is_fused and attention is not None:
-        found = read_fused(source.name, config, checkpoint, dtype)
-        if found is not None:
-            return found
-        theirs = source.config()
-        if getattr(config, TILED, False):  # the checkpoint is in the order of this configuration
-            setattr(theirs, TILED, True)
-        config, attention = theirs, None
-    return read_model(source.name, config, checkpoint, dtype, attention)
+    def _modules(self, checkpoint: Checkpoint, dtype: torch.dtype) -> Any:
+        """Return `FusedModules` where forerun's fused decoder computes and they hold what it needs, else the
+        Transformers model."""
+        plan, config, attention = self.plan, self.config, self.attention
+        if plan.is_fused and plan.has_adapter:
+            attention = None
+        elif plan.is_fused and attention is not None:
+            found = read_fused(self.source.name, config, checkpoint, dtype)
+            if found is not None:
+                return found
+            theirs = self.source.config()
+            if getattr(config, TILED, False):  # the checkpoint is in the order of this configuration
+                setattr(theirs, TILED, True)
+            config, attention = theirs, None
+        return read_model(self.source.name, config, checkpoint, dtype, attention)

@@ -12,8 +12,10 @@ import torch
 from forerun.kernels.block_weight import BLOCK_TYPES, BlockType, BlockWeight
 from forerun.kernels.quantize import QuantizedFormat, QuantizedWeight
 from forerun.models.loading.gguf.tensors import GgufTensor
-from forerun.models.loading.quantized_layers import Quantization
 from forerun.models.loading.weights import Checkpoint
+
+Quantization = str
+"""A name of QUANTISATIONS, or UNQUANTIZED."""
 
 
 class ModelSource(ABC):
@@ -93,9 +95,8 @@ class ModelSource(ABC):
         return lambda name: None
 
     def block_form(self, config: Any) -> Callable[[str], QuantizedFormat | BlockType | None]:
-        """Return a function that returns the forms of `blocks` by name."""
-        blocks = self.blocks(config)
-        return lambda name: None if (weight := blocks(name)) is None else weight.form
+        """Return a function that returns the forms of `blocks` by name; no numbers are read."""
+        return lambda name: None
 
     def block_types(self) -> Mapping[str, int]:
         """Return how many tensors of the files there are of each of GGUF's quantized types, or of another program's."""

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from forerun.errors import ModelLoadError
-from forerun.kernels.block_weight import BLOCK_TYPES, BlockWeight
+from forerun.kernels.block_weight import BLOCK_TYPES, BlockType, BlockWeight
 from forerun.kernels.quantize import QuantizedFormat, QuantizedWeight
 from forerun.models.loading.configuration import PlainConfig, token_ids_of
 from forerun.models.loading.gguf.configuration import read_gguf_config, transformers_config
@@ -44,6 +44,7 @@ class GgufSource(ModelSource):
 
     def __init__(self, name: str, path: Path) -> None:
         self.name, self.path = name, path
+        self._packed: tuple[Any, PackedWeights] | None = None  # of the last configuration
 
     @cached_property
     def file(self) -> GgufFile:
@@ -94,7 +95,9 @@ class GgufSource(ModelSource):
     def packed_weights(self, config: Any) -> PackedWeights:
         """Return the packed tensors of the file, by Transformers' names and with rows in Transformers' order; empty if
         weights are not packed (`ModelSource.packed_weights`)."""
-        return PackedWeights(self.file, config)
+        if self._packed is None or self._packed[0] is not config:
+            self._packed = config, PackedWeights(self.file, config)
+        return self._packed[1]
 
     def quantized_weight(self, config: Any) -> Callable[[str], QuantizedWeight | None]:
         """Return a function that returns a quantized weight of the files by Transformers' name, with rows in
@@ -118,6 +121,16 @@ class GgufSource(ModelSource):
             return block_weight(packed.stored(name), packed.order(name)) if packed.in_blocks(name) else None
 
         return block
+
+    def block_form(self, config: Any) -> Callable[[str], BlockType | None]:
+        """Return a function that returns the types of `blocks`; no tensor is read (`ModelSource.block_form`)."""
+        packed = self.packed_weights(config)
+
+        def form(name: str) -> BlockType | None:
+            is_matrix = packed.in_blocks(name) and len(packed.shape(name)) == 2
+            return BLOCK_TYPES.get(packed.type_name(name)) if is_matrix else None
+
+        return form
 
     def block_types(self) -> Mapping[str, int]:
         """Return how many tensors of the file there are of each quantized type (`ModelSource.block_types`)."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
-from forerun.drafters.ranked_tree import RankedTree
+from forerun.drafters.growth.ranked_tree import RankedTree
 from forerun.kernels.cpu.page_layout import PAGE
 from forerun.models import Rows
 from forerun.sampling import LogitsRow

@@ -16,8 +16,8 @@ from forerun.config import MEMORY_LOG, EngineConfig
 from forerun.drafters import Binding, make_drafter
 from forerun.drafters.heads.config import StoredHead
 from forerun.drafters.heads.folder import save_head
-from forerun.engine import Engine, llm as target_module, memory_plan
-from forerun.engine.memory_plan import AvailableMemory, MemoryPlan, num_draft_pages, num_pages
+from forerun.engine import Engine, llm as target_module, memory_division
+from forerun.engine.memory_division import AvailableMemory, MemoryPlan, num_draft_pages, num_pages
 from forerun.errors import ModelLoadError, NotEnoughMemoryError
 from forerun.models import load_model
 from forerun.utils.machine import GIB
@@ -28,8 +28,8 @@ MIB = 2**20
 
 
 def limit(monkeypatch: pytest.MonkeyPatch, available: int | None, total: int | None = 64 * GIB) -> None:
-    monkeypatch.setattr(memory_plan, "available_memory", lambda: available)
-    monkeypatch.setattr(memory_plan, "total_memory", lambda: total)
+    monkeypatch.setattr(memory_division, "available_memory", lambda: available)
+    monkeypatch.setattr(memory_division, "total_memory", lambda: total)
 
 
 @pytest.fixture

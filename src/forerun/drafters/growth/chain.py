@@ -1,50 +1,44 @@
-"""A small model of the same vocabulary drafts a chain (Leviathan et al., 2211.17192; Chen et al., 2302.01318).
+"""Chains: each token follows the one before it (Leviathan et al., 2211.17192; Chen et al., 2302.01318).
 
-What it draws with its distributions is judged by rejection; what it picks greedily, or with the noise that a seeded
+What is drawn with its distributions is judged by rejection; what is picked greedily, or with the noise that a seeded
 request shares with the target (Daliri et al., 2408.07978), counts as chosen.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
-from pathlib import Path
+from collections.abc import Callable, Sequence as Seq
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from forerun.config import PREFILL_CHUNK
-from forerun.drafters.draft_model.base import ModelDrafter
-from forerun.drafters.draft_model.growing_chain import Confidence, GrowingChain, Picking, end_chains, picking_of
-from forerun.models import LanguageModel, Rows
+from forerun.drafters.growth.base import Growth
+from forerun.drafters.growth.growing_chain import Confidence, GrowingChain, Picking, end_chains, picking_of
+from forerun.drafters.models.base import DraftingModel
+from forerun.models import Rows
 from forerun.models.draft_session import DraftSession, Pick
 from forerun.sampling import draw_tokens, row_argmax
 from forerun.types import Draft, Sequence
 
+Begin = Callable[[Seq[GrowingChain]], Seq[list[int]]]
+"""Returns for each chain the tokens of a path that somebody else gave. The model checks them in one forward, and keeps
+those that it would have picked itself; the chain goes on from there."""
 
-class DraftModel(ModelDrafter):
-    """Drafts chains with a causal language model that shares the target's vocabulary.
+
+class ChainGrowth(Growth):
+    """Grows chains.
 
     Given a minimum acceptance probability, a chain ends where the probability that all of it is accepted, as measured
-    for the draft model's probabilities, no longer exceeds it.
+    for the model's probabilities, no longer exceeds it.
 
     Args:
-        model: "bundled-draft", a folder, a hub id, or a loaded model; None means the bundled draft, which belongs to
-            the bundled target, and for other targets, with `quantize`, the target itself.
-        dtype: of its weights; None takes the target's, or float32 where that is float64 and the draft
-            is quantized.
-        quantize: "int8" or "int4", what its weights are kept in; None: as its files are.
-
-    The model is loaded when an LLM takes the drafter (`bind`).
+        begin: where chains begin; None: at the last committed token.
     """
 
-    def __init__(
-        self,
-        model: str | Path | LanguageModel | None = None,
-        *,
-        dtype: str | None = None,
-        quantize: str | None = None,
-    ) -> None:
-        super().__init__(model, dtype, quantize)
+    def __init__(self, model: DraftingModel[Any], begin: Begin | None = None) -> None:
+        super().__init__(model)
+        self._begin = begin
         self._confidence: dict[Picking, Confidence] = {picking: Confidence() for picking in Picking}
 
     def draft(
@@ -52,13 +46,15 @@ class DraftModel(ModelDrafter):
     ) -> list[Draft]:
         chains = []
         rooms = [
-            self._max_depth(sequence, max_nodes)
+            self._model.max_depth(sequence, self._model.longest_chain(max_nodes))
             for sequence, max_nodes in zip(sequences, num_draft_tokens, strict=True)
         ]
-        for sequence, room in zip(sequences, self._affordable(sequences, rooms, rooms), strict=True):
+        for sequence, room in zip(sequences, self._model.affordable(sequences, rooms, rooms), strict=True):
             picking = picking_of(sequence)
             chains.append(
-                GrowingChain(self._states[sequence], picking, room, min_acceptance_prob, self._confidence[picking])
+                GrowingChain(
+                    self._model.states[sequence], picking, room, min_acceptance_prob, self._confidence[picking]
+                )
             )
         growing = [chain for chain in chains if chain.max_nodes > 0]
         self._prepare(growing)
@@ -70,17 +66,22 @@ class DraftModel(ModelDrafter):
 
     def _grow(self, growing: list[GrowingChain], min_acceptance_prob: float) -> None:
         """Grow the chains to their ends."""
-        takes_largest = self._takes_largest(growing)
+        takes_largest = all(self._model.takes_largest(chain.sequence) for chain in growing)
         chains = self._draft_session(growing, min_acceptance_prob > 0, takes_largest)
         if chains is not None:
             self._grow_in_session(chains, growing, min_acceptance_prob > 0, takes_largest)
             return
         while growing:
             rows = [
-                Rows(chain.state.cache, [*chain.unfed, *self._within_vocabulary(chain.proposed)], None, chain.num_rows)
+                Rows(
+                    chain.state.cache,
+                    [*chain.unfed, *self._model.columns.readable(chain.proposed)],
+                    None,
+                    chain.num_rows,
+                )
                 for chain in growing
             ]
-            result = self._feed(rows, [chain.state for chain in growing])
+            result = self._model.feed(rows, [chain.state for chain in growing])
             self._extend_finite(growing, result.logits, min_acceptance_prob > 0)
             growing = [chain for chain in growing if not chain.ended]
 
@@ -91,23 +92,17 @@ class DraftModel(ModelDrafter):
         if not growing or any(chain.proposed for chain in growing):
             return None
         num_ahead = min(chain.max_nodes for chain in growing) if takes_largest else 1
-        pick = Pick(self._num_columns, with_probabilities, num_ahead)
-        return self.model.draft_session([chain.state.cache for chain in growing], pick)
-
-    def _takes_largest(self, chains: list[GrowingChain]) -> bool:
-        """Return whether every chain takes the tokens of the largest logits."""
-        return all(
-            chain.picking is Picking.GREEDY and self._pipeline.is_identity(chain.sequence.params) for chain in chains
-        )
+        pick = Pick(self._model.columns.num_columns, with_probabilities, num_ahead)
+        return self._model.draft_session([chain.state for chain in growing], pick)
 
     def _grow_in_session(
         self, chains: DraftSession, growing: list[GrowingChain], with_probabilities: bool, takes_largest: bool
     ) -> None:
         """Grow chains without proposed tokens to their ends."""
         while growing:
-            found = self._advance(chains, [chain.unfed for chain in growing], [chain.state for chain in growing])
+            found = self._model.advance(chains, [chain.unfed for chain in growing], [chain.state for chain in growing])
             if takes_largest and min(found.columns) >= 0:
-                tokens = self._names(found.columns)
+                tokens = self._model.columns.names(found.columns)
                 for i, chain in enumerate(growing):
                     accept_probs = None if found.probabilities is None else found.probabilities[i : i + 1]
                     self._keep(chain, chain.extend(tokens[i : i + 1], accept_probs, None))
@@ -119,11 +114,11 @@ class DraftModel(ModelDrafter):
             growing = [growing[position] for position in kept]
 
     def _prepare(self, chains: list[GrowingChain]) -> None:
-        """Set what each chain is fed first, and its random numbers."""
-        self._prefill([chain.state for chain in chains], PREFILL_CHUNK)
+        """Set what each chain is fed first, its random numbers, and the path that it begins with."""
+        self._model.prefill([chain.state for chain in chains], PREFILL_CHUNK)
         drawn = []
         for chain in chains:
-            chain.unfed = self._unfed(chain.state)
+            chain.unfed = self._model.unfed(chain.state)
             if chain.picking is Picking.DRAWN:
                 drawn.append(chain)
         if drawn:
@@ -131,10 +126,13 @@ class DraftModel(ModelDrafter):
             uniforms = torch.rand(sum(sizes), dtype=torch.float64, generator=self._generator)
             for chain, part in zip(drawn, torch.split(uniforms, sizes), strict=True):
                 chain.uniforms = part
+        if self._begin is not None and chains:
+            for chain, path in zip(chains, self._begin(chains), strict=True):
+                chain.proposed = path
 
     def _extend_finite(self, chains: list[GrowingChain], logits: Tensor, with_probabilities: bool) -> None:
         """Extend the chains as `_extend` does; chains that have a row with logits that are not finite end."""
-        bad = self._non_finite_rows(logits)
+        bad = self._model.non_finite_rows(logits)
         if bad:
             chains, logits = end_chains(chains, logits, bad)
         if chains:
@@ -175,23 +173,25 @@ class DraftModel(ModelDrafter):
             [R, V] logits up to a constant, or distributions if drawn; [R] tokens. Where the argmax is enough, the
             logits are those of the draft vocabulary.
         """
-        if picking is Picking.GREEDY and all(self._pipeline.is_identity(chain.sequence.params) for chain in chains):
-            values = logits[:, : self._vocab_size]
-            return values, self._named(row_argmax(values))
+        if picking is Picking.GREEDY and all(
+            self._model.pipeline.is_identity(chain.sequence.params) for chain in chains
+        ):
+            values = logits[:, : self._model.vocab_size]
+            return values, self._model.columns.named(row_argmax(values))
         positions = []
         for chain in chains:
             path = chain.tree.ids
             positions.append((chain.state, path[:]))
             positions.extend((chain.state, [*path, *chain.proposed[:i]]) for i in range(1, chain.num_rows))
         if picking is Picking.DRAWN:
-            probs = self._probs(logits, positions)
+            probs = self._model.probs(logits, positions)
             at = [(len(chain.tree), chain) for chain in chains]
             parts = [chain.uniforms[i : i + chain.num_rows] for i, chain in at if chain.uniforms is not None]
             return probs, draw_tokens(probs, parts[0] if len(parts) == 1 else torch.cat(parts))
-        values = self._logprobs(logits, positions)
+        values = self._model.logprobs(logits, positions)
         if picking is Picking.GREEDY:
             return values, row_argmax(values)
-        noise = [chain.noise(self._vocab_size) for chain in chains]
+        noise = [chain.noise(self._model.vocab_size) for chain in chains]
         values = torch.add(noise[0] if len(noise) == 1 else torch.cat(noise), values)
         return values, row_argmax(values)
 
@@ -214,4 +214,4 @@ class DraftModel(ModelDrafter):
         rejected = len(chain.proposed) - num_proposed
         if rejected:
             chain.state.drop(len(chain.state.scratch) - rejected)
-        chain.unfed, chain.proposed = self._within_vocabulary(chain.tree.ids[-1:]), []
+        chain.unfed, chain.proposed = self._model.columns.readable(chain.tree.ids[-1:]), []

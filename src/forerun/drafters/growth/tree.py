@@ -1,36 +1,35 @@
-"""A small model of the same vocabulary drafts a branching tree.
+"""Branching trees.
 
-Of greedy requests, and of those with a seed, a node's children are the tokens that the draft model would pick first
-(with a seed: with the noise that the target adds too, Daliri et al., 2408.07978). Of all others they are drawn without
-replacement from the draft model's distribution (Sequoia, 2402.12374), or they are its most probable tokens.
+Of greedy requests, and of those with a seed, a node's children are the tokens that the model would pick first (with a
+seed: with the noise that the target adds too, Daliri et al., 2408.07978). Of all others they are drawn without
+replacement from the model's distribution (Sequoia, 2402.12374), or they are its most probable tokens.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import accumulate
-from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from forerun.config import PREFILL_CHUNK
-from forerun.drafters.base import Traits
-from forerun.drafters.draft_model.base import ModelDrafter
-from forerun.drafters.draft_model.cache import DraftState
-from forerun.drafters.draft_model.growing_chain import Confidence, Picking, picking_of
-from forerun.drafters.ranked_tree import Child, RankedTree, best_tree
+from forerun.drafters.growth.base import Growth
+from forerun.drafters.growth.growing_chain import Confidence, Picking, picking_of
+from forerun.drafters.growth.ranked_tree import Child, RankedTree, best_tree
+from forerun.drafters.models.base import DraftingModel
+from forerun.drafters.models.state import DraftState
 from forerun.errors import ConfigError
-from forerun.models import LanguageModel, Rows
+from forerun.models import Rows
 from forerun.sampling import NoiseKey, keyed_gumbel
 from forerun.speculation import Rates
 from forerun.types import Draft, Sequence
 from forerun.utils.tree import ROOT
 
 
-class DynamicGrowth:
+class DynamicExpansion:
     """Expands what is most likely to be reached, and keeps the best nodes of all (EAGLE-2, 2406.16858).
 
     The tree ends where one more depth promises too little (OPT-Tree, 2406.17276).
@@ -106,9 +105,9 @@ class DynamicGrowth:
         return self.tree.part(self._best), self._best
 
 
-class ShapedGrowth:
-    """Fills a fixed shape, with the interface of `DynamicGrowth`. Every token considered is kept, so that tokens may be
-    drawn.
+class ShapedExpansion:
+    """Fills a fixed shape, with the interface of `DynamicExpansion`. Every token considered is kept, so that tokens may
+    be drawn.
 
     Args:
         shape: parents first; token_ids are ranks, as from `best_shape`.
@@ -142,7 +141,7 @@ class ShapedGrowth:
         return self.tree.part(nodes), nodes
 
 
-Growth = DynamicGrowth | ShapedGrowth
+Expansion = DynamicExpansion | ShapedExpansion
 
 
 def best_shape(rates: Seq[Seq[float]], num_nodes: int, max_depth: int, min_acceptance_prob: float = 0.0) -> RankedTree:
@@ -230,7 +229,7 @@ class GrowingTree:
 
     Attributes:
         state: state of the sequence.
-        growth: decides what is expanded.
+        expansion: decides what is expanded.
         rates: where its nodes' trials are counted.
         rows: node -> the scratch row that it was fed as.
         depth: of the next children's parents.
@@ -238,7 +237,7 @@ class GrowingTree:
     """
 
     state: DraftState
-    growth: Growth
+    expansion: Expansion
     rates: Rates
     rows: dict[int, int] = field(default_factory=dict)
     depth: int = 0
@@ -246,13 +245,13 @@ class GrowingTree:
 
     def paths(self) -> list[list[int]]:
         """Return the tokens from below the last committed one to each node of the frontier."""
-        tree = self.growth.tree
+        tree = self.expansion.tree
         ids = tree.ids
-        return [[ids[node] for node in tree.path_to(end)] for end in self.growth.frontier]
+        return [[ids[node] for node in tree.path_to(end)] for end in self.expansion.frontier]
 
     def next_rows(self) -> tuple[list[int], list[int]]:
         """Return the tokens of the frontier's nodes, and the scratch rows that they follow."""
-        tree, frontier = self.growth.tree, self.growth.frontier
+        tree, frontier = self.expansion.tree, self.expansion.frontier
         ids = tree.ids
         parents = [self.rows.get(tree.parents[node], ROOT) for node in frontier]
         first = len(self.rows)
@@ -260,7 +259,7 @@ class GrowingTree:
         return [ids[node] for node in frontier], parents
 
     def draft(self) -> tuple[Draft, RankedTree]:
-        tree, nodes = self.growth.finished()
+        tree, nodes = self.expansion.finished()
         if not nodes:
             return Draft.empty(), tree
         if not self.probs:
@@ -270,40 +269,25 @@ class GrowingTree:
         return Draft(tree.ids, tree.parents, probs, replacement=False), tree
 
 
-class DraftTree(ModelDrafter):
-    """Drafts trees with a causal language model that shares the target's vocabulary.
+class TreeGrowth(Growth):
+    """Grows trees.
 
     A dynamic tree expands the most probable nodes, all of one depth in one forward, and keeps the best of all nodes. A
     static one has the shape that measured acceptance by depth and rank makes best. Drawn trees are always of such a
     shape, since a token that was drawn must not be dropped for what it is.
 
     Args:
-        model: "bundled-draft", a folder, a hub id, or a loaded Model; None means the bundled draft, which belongs to
-            the bundled target, and for other targets, with `quantize`, the target itself.
         shape: "dynamic" or "static".
         drawn: draw the children for requests without a seed above temperature 0; False takes the most probable ones.
         width: nodes expanded at one depth of a dynamic tree, and children looked at below each (1 or more).
-        min_gain: accepted tokens that one more forward of the draft model must promise a dynamic tree (0 to below 1).
-        dtype: of the model's weights; None takes the target's, or float32 where that is float64 and the draft
-            is quantized.
-        quantize: "int8" or "int4", what the model's weights are kept in; None: as its files are.
+        min_gain: accepted tokens that one more forward must promise a dynamic tree (0 to below 1).
 
     Raises:
         ConfigError: an option is out of range.
     """
 
-    def __init__(
-        self,
-        model: str | Path | LanguageModel | None = None,
-        shape: str = "dynamic",
-        drawn: bool = True,
-        *,
-        width: int = WIDTH,
-        min_gain: float = MIN_GAIN,
-        dtype: str | None = None,
-        quantize: str | None = None,
-    ) -> None:
-        super().__init__(model, dtype, quantize)
+    def __init__(self, model: DraftingModel[Any], shape: str, drawn: bool, width: int, min_gain: float) -> None:
+        super().__init__(model)
         if shape not in _SHAPES:
             raise ConfigError(f"shape is {shape!r}, but must be one of {', '.join(_SHAPES)}.")
         if width < 1 or not 0 <= min_gain < 1:
@@ -318,10 +302,8 @@ class DraftTree(ModelDrafter):
         self._num_drafts = 0
 
     @property
-    def traits(self) -> Traits:
-        options = f"{self._shape} drawn={self._drawn} width={self._width} min_gain={self._min_gain}"
-        inherited = super().traits
-        return replace(inherited, cost_key=(*inherited.cost_key, options))
+    def options(self) -> tuple[str, ...]:
+        return (f"{self._shape} drawn={self._drawn} width={self._width} min_gain={self._min_gain}",)
 
     _num_ranks = len(_RATES)
     """Ranks of a child whose acceptance is measured apart."""
@@ -330,30 +312,30 @@ class DraftTree(ModelDrafter):
         self, sequences: Seq[Sequence], num_draft_tokens: Seq[int], min_acceptance_prob: float = 0.0
     ) -> list[Draft]:
         most = [
-            self._max_depth(each, max_nodes) * self._width + max_nodes
+            self._model.max_depth(each, max_nodes) * self._width + max_nodes
             for each, max_nodes in zip(sequences, num_draft_tokens, strict=True)
         ]
-        num_draft_tokens = self._affordable(sequences, num_draft_tokens, most)
+        num_draft_tokens = self._model.affordable(sequences, num_draft_tokens, most)
         trees = [
             self._plant(each, max_nodes, min_acceptance_prob)
             for each, max_nodes in zip(sequences, num_draft_tokens, strict=True)
         ]
-        growing = [tree for tree in trees if tree.growth.frontier]
-        self._prefill([tree.state for tree in growing], PREFILL_CHUNK)
-        rows = [Rows(tree.state.cache, self._unfed(tree.state), None, 1) for tree in growing]
+        growing = [tree for tree in trees if tree.expansion.frontier]
+        self._model.prefill([tree.state for tree in growing], PREFILL_CHUNK)
+        rows = [Rows(tree.state.cache, self._model.unfed(tree.state), None, 1) for tree in growing]
         while growing:
             final = not growing[0].depth  # these tokens have been committed
-            result = self._feed(rows, [tree.state for tree in growing], final)
+            result = self._model.feed(rows, [tree.state for tree in growing], final)
             self._expand(growing, result.logits)
-            growing = [tree for tree in growing if tree.growth.frontier]
+            growing = [tree for tree in growing if tree.expansion.frontier]
             rows = []
             for tree in growing:
                 tokens, parents = tree.next_rows()
-                rows.append(Rows(tree.state.cache, self._within_vocabulary(tokens), parents))
+                rows.append(Rows(tree.state.cache, self._model.columns.readable(tokens), parents))
         self._count_draft()
         return [self._harvest(tree) for tree in trees]
 
-    def _start_from(self, rates: Seq[float], num_depths: int, weight: float) -> None:
+    def start_from(self, rates: Seq[float], num_depths: int, weight: float) -> None:
         """Take measured probabilities of a child by depth and rank in place of those that hold for most draft models.
 
         Args:
@@ -372,14 +354,18 @@ class DraftTree(ModelDrafter):
             self._shapes.clear()
 
     def _plant(self, sequence: Sequence, max_nodes: int, min_acceptance_prob: float) -> GrowingTree:
-        picking, state, depth = picking_of(sequence), self._states[sequence], self._max_depth(sequence, max_nodes)
-        growth: Growth
+        picking, state, depth = (
+            picking_of(sequence),
+            self._model.states[sequence],
+            self._model.max_depth(sequence, max_nodes),
+        )
+        expansion: Expansion
         if self._shape == "static" or self._draws(picking):
-            growth = ShapedGrowth(self._best_shape(picking, max_nodes, depth, min_acceptance_prob))
-            return GrowingTree(state, growth, self._rates[picking])
+            expansion = ShapedExpansion(self._best_shape(picking, max_nodes, depth, min_acceptance_prob))
+            return GrowingTree(state, expansion, self._rates[picking])
         confidence = self._confidence[picking]
-        growth = DynamicGrowth(max_nodes, depth, self._width, self._min_gain, min_acceptance_prob, confidence)
-        return GrowingTree(state, growth, confidence.rates)
+        expansion = DynamicExpansion(max_nodes, depth, self._width, self._min_gain, min_acceptance_prob, confidence)
+        return GrowingTree(state, expansion, confidence.rates)
 
     def _draws(self, picking: Picking) -> bool:
         return picking is Picking.DRAWN and self._drawn
@@ -399,7 +385,7 @@ class DraftTree(ModelDrafter):
         rows: dict[Picking, list[int]] = {}
         at = 0
         for tree in trees:
-            picking, size = picking_of(tree.state.sequence), len(tree.growth.frontier)
+            picking, size = picking_of(tree.state.sequence), len(tree.expansion.frontier)
             groups.setdefault(picking, []).append(tree)
             rows.setdefault(picking, []).extend(range(at, at + size))
             at += size
@@ -407,16 +393,16 @@ class DraftTree(ModelDrafter):
             children = self._children(picking, members, logits[:at] if len(groups) == 1 else logits[rows[picking]])
             start = 0
             for tree in members:
-                end = start + len(tree.growth.frontier)
-                tree.growth.expand(children[start:end])
+                end = start + len(tree.expansion.frontier)
+                tree.expansion.expand(children[start:end])
                 tree.depth += 1
                 start = end
 
     def _children(self, picking: Picking, trees: list[GrowingTree], logits: Tensor) -> list[Children]:
         """Return the children to consider below each row, as many as the row's tree needs. logits: [rows, draft
         vocabulary]."""
-        wanted = [tree.growth.wanted(node) for tree in trees for node in tree.growth.frontier]
-        bad = self._non_finite_rows(logits)
+        wanted = [tree.expansion.wanted(node) for tree in trees for node in tree.expansion.frontier]
+        bad = self._model.non_finite_rows(logits)
         if bad:  # such a row has no children
             logits = logits.index_fill(0, torch.tensor(sorted(bad), device=logits.device), 0.0)
             wanted = [0 if row in bad else count for row, count in enumerate(wanted)]
@@ -424,11 +410,11 @@ class DraftTree(ModelDrafter):
         if self._draws(picking):
             probs = iter(values)
             for tree in trees:
-                tree.probs.update(zip(tree.growth.frontier, probs, strict=False))
+                tree.probs.update(zip(tree.expansion.frontier, probs, strict=False))
             return [[(token, 1.0) for token in row] for row in draw_distinct(values, wanted, self._generator)]
         top = values.topk(min(max(wanted), values.shape[1]))
         probabilities = (values if picking is Picking.DRAWN else values.softmax(-1)).gather(-1, top.indices)
-        named = top.indices if is_named else self._named(top.indices)
+        named = top.indices if is_named else self._model.columns.named(top.indices)
         children = []
         for tokens, accept_probs, most in zip(named.tolist(), probabilities.tolist(), wanted, strict=True):
             children.append([child for child in zip(tokens[:most], accept_probs[:most], strict=True) if child[1] > 0])
@@ -437,12 +423,14 @@ class DraftTree(ModelDrafter):
     def _values(self, picking: Picking, trees: list[GrowingTree], logits: Tensor) -> tuple[Tensor, bool]:
         """Return [rows, V] what children are ranked by: logits up to a constant, or probabilities for requests without
         a seed; and whether the columns are the target's tokens, not those of the draft vocabulary."""
-        if picking is Picking.GREEDY and all(self._pipeline.is_identity(tree.state.sequence.params) for tree in trees):
-            return logits[:, : self._vocab_size], False
+        if picking is Picking.GREEDY and all(
+            self._model.pipeline.is_identity(tree.state.sequence.params) for tree in trees
+        ):
+            return logits[:, : self._model.vocab_size], False
         positions = [(tree.state, path) for tree in trees for path in tree.paths()]
         if picking is Picking.DRAWN:
-            return self._probs(logits, positions), True
-        values = self._logprobs(logits, positions)
+            return self._model.probs(logits, positions), True
+        values = self._model.logprobs(logits, positions)
         if picking is Picking.GREEDY:
             return values, True
         keys = []
@@ -450,8 +438,8 @@ class DraftTree(ModelDrafter):
             sequence = tree.state.sequence
             assert sequence.params.seed is not None
             keys.append(NoiseKey(sequence.params.seed, sequence.choice, len(sequence.token_ids) + tree.depth))
-        noise = keyed_gumbel(keys, self._vocab_size)
-        sizes = torch.tensor([len(tree.growth.frontier) for tree in trees])
+        noise = keyed_gumbel(keys, self._model.vocab_size)
+        sizes = torch.tensor([len(tree.expansion.frontier) for tree in trees])
         return noise.repeat_interleave(sizes, 0).add_(values), True
 
     def _harvest(self, tree: GrowingTree) -> Draft:

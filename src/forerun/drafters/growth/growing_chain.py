@@ -10,8 +10,8 @@ from math import sqrt
 import torch
 from torch import Tensor
 
-from forerun.drafters.draft_model.cache import DraftState
-from forerun.drafters.ranked_tree import RankedTree
+from forerun.drafters.growth.ranked_tree import RankedTree
+from forerun.drafters.models.state import DraftState
 from forerun.sampling import NoiseKey, keyed_gumbel
 from forerun.speculation import Rates, bin_centres, bin_of
 from forerun.types import Draft, Sequence

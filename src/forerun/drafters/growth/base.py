@@ -1,0 +1,42 @@
+"""How drafts grow: how the nodes of a draft are chosen, whatever model gives their probabilities."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence as Seq
+from typing import Any
+
+import torch
+
+from forerun.drafters.models.base import DraftingModel
+from forerun.types import Draft, Sequence
+
+
+class Growth(ABC):
+    """How the nodes of drafts are chosen.
+
+    Args:
+        model: that drafts; whatever its states are.
+    """
+
+    def __init__(self, model: DraftingModel[Any]) -> None:
+        self._model = model
+        self._generator = torch.Generator()
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """Return what changes the time of a draft, for `Traits.cost_key`."""
+        return ()
+
+    def seed(self, seed: int | None) -> None:
+        """Seed its draws; None: differently every time."""
+        if seed is None:
+            self._generator.seed()
+        else:
+            self._generator.manual_seed(seed)
+
+    @abstractmethod
+    def draft(
+        self, sequences: Seq[Sequence], num_draft_tokens: Seq[int], min_acceptance_prob: float = 0.0
+    ) -> list[Draft]:
+        """Return one draft for each sequence, as `Drafter.draft` does."""
