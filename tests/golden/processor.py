@@ -43,6 +43,11 @@ def there() -> list[str]:
     return found
 
 
+def common() -> str:
+    """Return the instruction set of which tokens are: avx2, whose bits those of most processors are."""
+    return "avx2" if "avx2" in there() else "portable"
+
+
 @contextmanager
 def computing_with(instructions: str) -> Iterator[None]:
     library = native()

@@ -9,13 +9,11 @@ from typing import Any
 
 from forerun import LLM, SamplingParams
 from forerun.utils import workloads
-from golden.processor import BITS, computing_with, there, torch_key
+from golden.processor import BITS, common, computing_with, torch_key
 from golden.sources import digest
 from heads import text_of
 
 _NUM_NEW, _K = 24, 5
-_COMMON = "avx2"
-"""The instruction set that they are computed with where the processor has it."""
 REQUESTS = {
     "greedy": SamplingParams(temperature=0, max_tokens=_NUM_NEW, ignore_eos=True),
     "seeded": SamplingParams(temperature=0.9, top_p=0.95, seed=3, max_tokens=_NUM_NEW, ignore_eos=True),
@@ -68,7 +66,7 @@ def _lines(name: str) -> Iterator[str]:
         return found
 
     drafting.draft = noted
-    instructions = _COMMON if _COMMON in there() else there()[0]
+    instructions = common()
     for how in REQUESTS:
         drafts.clear()
         reads = drafting.traits.reads_prediction

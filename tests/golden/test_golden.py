@@ -23,7 +23,10 @@ def _known(text: str, other: str) -> list[str]:
     return [line for line in lines if not line.startswith(BITS) or line.partition(" = ")[0] in keys]
 
 
-@pytest.mark.parametrize("name", TEXTS)
+SLOW = ("formats/published",)
+
+
+@pytest.mark.parametrize("name", [pytest.param(each, marks=[pytest.mark.slow] * (each in SLOW)) for each in TEXTS])
 def test_the_text_is_that_of_the_file(name: str) -> None:
     if name != "options":
         if native() is None:

@@ -20,8 +20,8 @@ from forerun.models import Rows, load_model
 from forerun.models.loading.find_source import find_source
 from forerun.models.memory_plan import model_memory
 from gguf_models import TEXT
-from golden import meaning, models, options, speculation
-from golden.processor import BITS, computing_with, processor, there, torch_key
+from golden import formats, meaning, models, options, speculation
+from golden.processor import BITS, common, computing_with, processor, there, torch_key
 from golden.sources import Numbers, Sources, digest
 from golden.structures import Dump
 
@@ -151,7 +151,8 @@ def _bytes(path: Path, model: Any, options: dict[str, Any]) -> Iterator[str]:
 def _said(model: Any) -> Iterator[str]:
     """Yield a greedy answer, and digests of the logits of a text by instruction set."""
     params = SamplingParams(temperature=0, max_tokens=_NUM_TOKENS, ignore_eos=True)
-    result: Any = LLM(model, None).generate([TEXT[:12]], [params])
+    with computing_with(common()):
+        result: Any = LLM(model, None).generate([TEXT[:12]], [params])
     yield f"tokens = {' '.join(map(str, result[0].token_ids))}"
     for instructions in there():
         with computing_with(instructions):
@@ -180,6 +181,7 @@ TEXTS: Mapping[str, Callable[[], str]] = {
     **{f"families/{name}": lambda name=name: family(name) for name in FAMILIES},  # type: ignore[misc]
     **{f"architectures/{name}": lambda name=name: architecture(name) for name in ARCHITECTURES},  # type: ignore[misc]
     **{f"drafters/{name}": lambda name=name: speculation.drafter(name) for name in DRAFTERS},  # type: ignore[misc]
+    **{f"formats/{kind}": lambda kind=kind: formats.text(kind) for kind in formats.KINDS},  # type: ignore[misc]
     "options": options.text,
 }
 """Path below FOLDER without its ending -> what makes the text."""
