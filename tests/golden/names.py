@@ -6,13 +6,13 @@ import ctypes
 from typing import Any
 
 from forerun.kernels.cpu.library import (
+    WEIGHT_KINDS,
     ExpertsStruct,
     LatentStruct,
     LayerStruct,
     LinearStruct,
     ModelStruct,
     RecurrenceStruct,
-    WeightLayout,
 )
 
 RENAMED: dict[str, str] = {}
@@ -43,7 +43,7 @@ def value(of: str, struct: ctypes.Structure, name: str) -> Any:
 
 def kind_name(kind: int) -> str:
     """Return the name of a weight's format."""
-    return golden_name("kind", WeightLayout(kind).name)
+    return golden_name("kind", next(name for name, number in WEIGHT_KINDS.items() if number == kind))
 
 
 def structure(decoder: Any) -> ctypes.Structure:
