@@ -227,10 +227,13 @@ def parts(drafter: Any) -> list[Any]:
     return [drafter, *models, *(part for each in inner for part in parts(each))]
 
 
+GIVEN: Any = {"seed": st.integers(0, 2**32), "k": st.sampled_from([4, "auto"])}
+
+
 @pytest.mark.sampled(6)
 @pytest.mark.parametrize("kind", DRAFTERS)
 @examples(2)
-@given(seed=st.integers(0, 2**32), k=st.sampled_from([4, "auto"]))
+@given(**GIVEN)
 def test_another_call_is_interrupted(kind: str, seed: int, k: int | str) -> None:
     llm = open_llm(kind, k)
     interrupts = interrupts_at(kind, k, seed)
@@ -248,7 +251,7 @@ def test_another_call_is_interrupted(kind: str, seed: int, k: int | str) -> None
 @pytest.mark.sampled(6)
 @pytest.mark.parametrize("kind", DRAFTERS)
 @examples(2)
-@given(seed=st.integers(0, 2**32), k=st.sampled_from([4, "auto"]))
+@given(**GIVEN)
 def test_a_step_is_interrupted(kind: str, seed: int, k: int | str) -> None:
     """No request is lost: each has one result, which is right, or the error that says it was interrupted."""
     llm = open_llm(kind, k)

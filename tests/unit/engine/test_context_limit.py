@@ -60,7 +60,16 @@ def check_limit(llm: LLM) -> int:
     return length
 
 
-@pytest.mark.parametrize("drafter", [*NEED_NOTHING, "draft-model", "hybrid:sources=suffix+draft-model", "eagle"])
+@pytest.mark.parametrize(
+    "drafter",
+    [
+        NEED_NOTHING[0],
+        *(pytest.param(name, marks=pytest.mark.slow) for name in NEED_NOTHING[1:]),
+        "draft-model",
+        "hybrid:sources=suffix+draft-model",
+        "eagle",
+    ],
+)
 def test_a_chat_without_max_tokens(drafter: str, folder: Path, page: float, tmp_path: Path) -> None:
     text = drafter.replace("draft-model", f"draft-model:model={folder}") if drafter == "draft-model" else drafter
     text = text.replace("+draft-model", f"+draft-model:model={folder}") if "+" in drafter else text

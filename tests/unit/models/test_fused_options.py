@@ -41,7 +41,7 @@ def others(config: Any) -> Iterator[tuple[str, Any]]:
             yield name, "relu" if value == "gelu" else "gelu"
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("family", DESCRIBED)
 def test_options_are_read_or_refused(family: str, tmp_path: Path) -> None:
     text = torch.randint(0, VOCAB, (60,), generator=torch.Generator().manual_seed(1))

@@ -47,8 +47,16 @@ def logits(model: Any) -> torch.Tensor:
     return model.forward([Rows(model.new_cache(), PROMPT)]).logits
 
 
-@pytest.mark.parametrize("is_tied", [False, True], ids=["untied", "tied"])
-@pytest.mark.parametrize("type_name", BLOCK_TYPES)
+def type_cases() -> list[Any]:
+    """Each type with and without a tied output layer; by default every other type has one."""
+    return [
+        pytest.param(name, is_tied, marks=[pytest.mark.slow] * (is_tied != number % 2))
+        for number, name in enumerate(BLOCK_TYPES)
+        for is_tied in (False, True)
+    ]
+
+
+@pytest.mark.parametrize(("type_name", "is_tied"), type_cases())
 def test_every_matrix_is_kept_as_it_lies(type_name: str, is_tied: bool, tmp_path: Path) -> None:
     path = tmp_path / "it.gguf"
     meaning = write_gguf(path, llama(tie_word_embeddings=is_tied), type_name)
@@ -179,6 +187,7 @@ GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
 SEEDED = SamplingParams(temperature=0.8, seed=5, max_tokens=24, ignore_eos=True)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("type_name", BLOCK_TYPES)
 def test_text_is_the_same_with_every_kind_of_draft(type_name: str, tmp_path: Path) -> None:
     path, draft = tmp_path / "it.gguf", tmp_path / "draft.gguf"
