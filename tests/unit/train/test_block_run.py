@@ -20,7 +20,7 @@ from torch import Tensor
 
 from forerun import LLM, Block, SamplingParams
 from forerun.config import ASSETS, BUNDLED_TARGET
-from forerun.drafters.heads.folder import load_head
+from forerun.drafters.models.head_files.folder import load_head
 from forerun.errors import ConfigError
 from forerun.train.block import BlockKind
 from forerun.train.checkpoint import CHECKPOINT, LoopState, save_checkpoint

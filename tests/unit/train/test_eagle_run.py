@@ -20,8 +20,8 @@ from rich.console import Console
 from torch import Tensor
 
 from forerun.config import BUNDLED_TARGET
-from forerun.drafters.eagle.model import EagleModel
-from forerun.drafters.heads.folder import load_head
+from forerun.drafters.models.eagle.model import EagleModel
+from forerun.drafters.models.head_files.folder import load_head
 from forerun.errors import ConfigError
 from forerun.train.checkpoint import CHECKPOINT, LoopState, save_checkpoint
 from forerun.train.eagle import EagleHead, EagleKind

@@ -20,8 +20,8 @@ from torch import Tensor
 
 from forerun import LLM, MedusaTree, SamplingParams
 from forerun.config import BUNDLED_TARGET
-from forerun.drafters.heads.folder import load_head
-from forerun.drafters.medusa.config import RANKS, MedusaConfig
+from forerun.drafters.models.head_files.folder import load_head
+from forerun.drafters.models.medusa.config import RANKS, MedusaConfig
 from forerun.errors import ConfigError
 from forerun.train.checkpoint import CHECKPOINT, LoopState, save_checkpoint
 from forerun.train.heads.commands import PreparedRun, evaluate_head, prepare_head, train_head
