@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from forerun.drafters.block.config import BlockConfig
-from forerun.drafters.heads.config import StoredHead
+from forerun.drafters.models.block.config import BlockConfig
+from forerun.drafters.models.heads.config import StoredHead
 from forerun.models import LanguageModel, Model, Rows
 from heads import MarkovTarget
 

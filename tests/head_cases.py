@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from forerun.drafters.eagle.config import EagleConfig
+from forerun.drafters.models.eagle.config import EagleConfig
 
 SIZES = {
     "vocab_size": 96,

@@ -13,7 +13,7 @@ import torch
 from families import VOCAB
 from forerun import LLM, SamplingParams
 from forerun.drafters import Drafter
-from forerun.drafters.heads.config import StoredHead
+from forerun.drafters.models.heads.config import StoredHead
 from forerun.models import Model
 from forerun.speculation import CostModel
 

@@ -20,11 +20,11 @@ from doubles import FakeModel, MarkovModel
 from families import VOCAB
 from forerun.config import BUNDLED_TARGET
 from forerun.drafters import DRAFTERS
-from forerun.drafters.eagle.config import EagleConfig
-from forerun.drafters.eagle.model import EagleModel
-from forerun.drafters.heads.config import StoredHead
-from forerun.drafters.heads.fingerprint import target_fingerprint
-from forerun.drafters.heads.folder import save_head
+from forerun.drafters.models.eagle.config import EagleConfig
+from forerun.drafters.models.eagle.model import EagleModel
+from forerun.drafters.models.head_files.folder import save_head
+from forerun.drafters.models.heads.config import StoredHead
+from forerun.drafters.models.heads.fingerprint import target_fingerprint
 from forerun.models import Forward, LanguageModel, Model, Rows, load_model, load_tokenizer
 from forerun.utils import workloads
 from medusa_heads import fitted_medusa

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from forerun.drafters.heads.config import StoredHead
-from forerun.drafters.medusa.config import RANKS, MedusaConfig
+from forerun.drafters.models.heads.config import StoredHead
+from forerun.drafters.models.medusa.config import RANKS, MedusaConfig
 from forerun.models import LanguageModel, Model, Rows
 
 if TYPE_CHECKING:

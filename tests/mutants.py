@@ -280,7 +280,7 @@ MUTANTS = [
     ),
     Mutant(
         "a text is read once",
-        "drafters/ngram/suffix.py",
+        "drafters/lookup/suffix.py",
         "if end <= own.num_read",
         "if end == own.num_read",
         ("unit/drafters/test_suffix.py",),

@@ -37,7 +37,7 @@ from forerun.drafters import (
     Staged,
     Suffix,
 )
-from forerun.drafters.rest.build import build_index
+from forerun.drafters.lookup.rest.build import build_index
 from forerun.engine import Engine, StepOutput
 from forerun.errors import ForerunError, InterruptedRequestError
 from forerun.models import Model, load_model

@@ -20,7 +20,7 @@ import torch
 import gguf_models
 from families import tiny_model
 from forerun.config import BUNDLED_TARGET, KERNELS_VARIABLE, REFERENCE, SHIPPED_HEADS
-from forerun.drafters.heads.memory import head_memory
+from forerun.drafters.models.head_files.memory import head_memory
 from forerun.models import load_model
 from forerun.models.loading.configuration import OUTPUT_TOKENS
 from forerun.models.memory_plan import model_memory

@@ -14,7 +14,7 @@ import torch
 
 from doubles import MarkovModel, Scripted, tree_draft
 from forerun.drafters import DraftModel, DraftTree, Hybrid, Staged
-from forerun.drafters.draft_model.cross_vocab import CrossVocab
+from forerun.drafters.cross_vocab import CrossVocab
 from forerun.types import Draft, Sequence
 from gtest import DRAFT, SIGNIFICANCE, TARGET, VOCAB, Clock, Timed, p_value
 

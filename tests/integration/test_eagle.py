@@ -12,7 +12,7 @@ import torch
 from families import VOCAB
 from forerun import LLM, Eagle, EagleTree, Hybrid, Suffix
 from forerun.drafters.growth.chain import ChainGrowth
-from forerun.drafters.heads.config import StoredHead
+from forerun.drafters.models.heads.config import StoredHead
 from forerun.kernels.cpu.page_layout import PAGE
 from forerun.models import Model, load_model
 from forerun.types import Draft

@@ -12,8 +12,8 @@ import torch
 from families import VOCAB
 from forerun import LLM, Hybrid, Medusa, MedusaTree, Suffix
 from forerun.drafters.growth.chain import ChainGrowth
-from forerun.drafters.heads.config import StoredHead
-from forerun.drafters.medusa.config import MedusaConfig
+from forerun.drafters.models.heads.config import StoredHead
+from forerun.drafters.models.medusa.config import MedusaConfig
 from forerun.kernels.cpu.page_layout import PAGE
 from forerun.models import Model, load_model
 from gtest import SIGNIFICANCE, TARGET, p_value

@@ -15,7 +15,7 @@ import torch
 
 from forerun import LLM, SamplingParams
 from forerun.config import BUNDLED_MODELS
-from forerun.drafters.heads.folder import load_head
+from forerun.drafters.models.head_files.folder import load_head
 from forerun.export.vllm import export_vllm
 from forerun.utils.workloads import load
 from vllm_peer import MISSING, PYTHON, assert_same_up_to_a_near_tie, theirs

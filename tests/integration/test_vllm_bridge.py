@@ -21,8 +21,8 @@ import torch
 
 from forerun import LLM, SamplingParams
 from forerun.config import BUNDLED_MODELS
-from forerun.drafters.heads.fingerprint import target_fingerprint
-from forerun.drafters.heads.folder import save_head
+from forerun.drafters.models.head_files.folder import save_head
+from forerun.drafters.models.heads.fingerprint import target_fingerprint
 from forerun.export.vllm import export_vllm, export_vllm_draft
 from forerun.models import load_model
 from forerun.utils.workloads import categories_in_turn, load

@@ -100,7 +100,7 @@ def vllm(
     The configuration is printed, and lies in OUT as speculative_config.json. Drafters without a model run inside vLLM
     as they are: docs/vllm.md.
     """
-    from forerun.drafters.heads.folder import is_head
+    from forerun.drafters.models.head_files.folder import is_head
     from forerun.export.vllm import export_vllm, export_vllm_draft
 
     typer.echo(f"forerun: loading {target}", err=True)

@@ -16,7 +16,7 @@ from forerun.errors import ConfigError
 from forerun.utils.files import refuse_to_overwrite
 
 if TYPE_CHECKING:
-    from forerun.drafters.rest.index_file import IndexHeader
+    from forerun.drafters.lookup.rest.index_file import IndexHeader
     from forerun.utils.text_files import TextDocument
 
 app = typer.Typer(help="Corpora on disk for the drafter 'rest'.", no_args_is_help=True)
@@ -78,7 +78,7 @@ def build(
     force: Annotated[bool, typer.Option("--force", help="Replace what OUT is now.")] = False,
 ) -> None:
     """Index files, folders and JSON lines."""
-    from forerun.drafters.rest.build import build_index, tokenise
+    from forerun.drafters.lookup.rest.build import build_index, tokenise
     from forerun.models import load_tokenizer
     from forerun.utils.vocabulary import fingerprint
 
@@ -115,8 +115,8 @@ def append(
     field: Field = "text",
 ) -> None:
     """Add to an index; the result is that of building from all at once."""
-    from forerun.drafters.rest.build import append_index, tokenise
-    from forerun.drafters.rest.index_file import read_header
+    from forerun.drafters.lookup.rest.build import append_index, tokenise
+    from forerun.drafters.lookup.rest.index_file import read_header
     from forerun.models import load_tokenizer
     from forerun.utils.vocabulary import fingerprint
 
@@ -135,7 +135,7 @@ def info(index: Existing, json: Json = False) -> None:
     """Say what an index holds, and whether it is whole."""
     from dataclasses import asdict
 
-    from forerun.drafters.rest.index import Index
+    from forerun.drafters.lookup.rest.index import Index
 
     opened = Index(index)
     header, size = opened.header, index.stat().st_size

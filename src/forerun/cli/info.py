@@ -88,7 +88,7 @@ def info(
 
 
 def _show_head(folder: Path, target: str | None, json: bool) -> None:
-    from forerun.drafters.heads.folder import load_head
+    from forerun.drafters.models.head_files.folder import load_head
     from forerun.models.loading.find_source import find_source
 
     num_layers = None if target is None else find_source(target).config().num_hidden_layers

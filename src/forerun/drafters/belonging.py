@@ -19,12 +19,12 @@ import torch
 
 from forerun.config import BUNDLED_DRAFT, BUNDLED_MODELS, BUNDLED_TARGET, SHIPPED_HEADS
 from forerun.drafters.base import TRAINING_RECORD
-from forerun.drafters.block.config import BlockConfig
-from forerun.drafters.eagle.config import EagleConfig
-from forerun.drafters.heads.config import HeadConfig
-from forerun.drafters.heads.fingerprint import embedding_fingerprint, same_target
-from forerun.drafters.heads.folder import head_header, head_settings, is_head
-from forerun.drafters.mtp.checkpoint_format import claims_mtp, find_mtp
+from forerun.drafters.models.block.config import BlockConfig
+from forerun.drafters.models.eagle.config import EagleConfig
+from forerun.drafters.models.head_files.folder import head_header, head_settings, is_head
+from forerun.drafters.models.heads.config import HeadConfig
+from forerun.drafters.models.heads.fingerprint import embedding_fingerprint, same_target
+from forerun.drafters.models.mtp.checkpoint_format import claims_mtp, find_mtp
 from forerun.errors import ForerunError, ModelLoadError
 from forerun.models.loading.find_source import find_source, gguf_models
 from forerun.models.loading.folder import CONFIG, local_path

@@ -73,84 +73,87 @@ class DrafterRow:
 
 DRAFTERS: Mapping[str, DrafterRow] = {
     "draft-model": DrafterRow(
-        "draft_model.drafters:DraftModel",
+        "draft_model:DraftModel",
         "model",
         "a smaller model of the same vocabulary drafts a chain",
         "model",
         "{}",
     ),
     "draft-tree": DrafterRow(
-        "draft_model.drafters:DraftTree",
+        "draft_model:DraftTree",
         "model",
         "a smaller model of the same vocabulary drafts a branching tree",
         "model",
         "draft-tree:model={}",
     ),
     "staged": DrafterRow(
-        "draft_model.staged:Staged", "model", "a draft model that has a drafter of its own", "model", "staged:model={}"
+        "staged:Staged", "model", "a draft model that has a drafter of its own", "model", "staged:model={}"
     ),
-    "cross-vocab": DrafterRow(
-        "draft_model.cross_vocab:CrossVocab", "model", "a draft model with another tokenizer", "model"
-    ),
+    "cross-vocab": DrafterRow("cross_vocab:CrossVocab", "model", "a draft model with another tokenizer", "model"),
     "eagle": DrafterRow(
-        "eagle.drafter:Eagle",
+        "eagle:Eagle",
         "head",
         "a head reads the target's hidden states and drafts a chain",
         "model",
         shipped="eagle",
     ),
     "eagle-tree": DrafterRow(
-        "eagle.drafter:EagleTree",
+        "eagle:EagleTree",
         "head",
         "a head reads the target's hidden states and drafts a branching tree",
         "model",
         shipped="eagle",
     ),
     "block": DrafterRow(
-        "block.drafter:Block",
+        "block:Block",
         "head",
         "a head reads the target's hidden states and drafts a whole block in one pass",
         "model",
         shipped="block",
     ),
     "medusa": DrafterRow(
-        "medusa.drafter:Medusa",
+        "medusa:Medusa",
         "head",
         "heads read the target's last state and draft a chain in one pass",
         "model",
         shipped="medusa",
     ),
     "medusa-tree": DrafterRow(
-        "medusa.drafter:MedusaTree",
+        "medusa:MedusaTree",
         "head",
         "heads read the target's last state and draft a tree in one pass",
         "model",
         shipped="medusa",
     ),
     "mtp": DrafterRow(
-        "mtp.drafter:Mtp",
+        "mtp:Mtp",
         "head",
         "the multi-token-prediction layer of the target's checkpoint drafts a chain",
         "model",
         shipped="mtp",
     ),
     "prompt-lookup": DrafterRow(
-        "ngram.prompt_lookup:PromptLookup", "lookup", "copies what followed the last tokens earlier in the sequence"
+        "lookup.prompt_lookup:PromptLookup", "lookup", "copies what followed the last tokens earlier in the sequence"
     ),
     "rest": DrafterRow(
-        "rest.drafter:Rest", "lookup", "looks up in a corpus on disk what followed the last tokens there", "index"
+        "lookup.rest.drafter:Rest",
+        "lookup",
+        "looks up in a corpus on disk what followed the last tokens there",
+        "index",
     ),
     "suffix": DrafterRow(
-        "ngram.suffix:Suffix", "lookup", "copies what most often followed the longest match of any length"
+        "lookup.suffix:Suffix", "lookup", "copies what most often followed the longest match of any length"
     ),
     "lookahead": DrafterRow(
-        "lookahead:Lookahead", "target", "n-grams harvested from the target's own forward passes by Jacobi iteration"
+        "lookup.lookahead:Lookahead",
+        "target",
+        "n-grams harvested from the target's own forward passes by Jacobi iteration",
     ),
     "recycling": DrafterRow(
-        "token_recycling:Recycling", "target", "a tree of the most probable tokens that the target gave earlier"
+        "lookup.token_recycling:Recycling", "target", "a tree of the most probable tokens that the target gave earlier"
     ),
     "early-exit": DrafterRow("early_exit:EarlyExit", "target", "the target's first layers draft, the others verify"),
-    "prediction": DrafterRow("ngram.prediction:Prediction", "lookup", "copies the client's prediction of the output"),
+    "prediction": DrafterRow("lookup.prediction:Prediction", "lookup", "copies the client's prediction of the output"),
     "hybrid": DrafterRow(
         "hybrid.hybrid:Hybrid",
         "model",

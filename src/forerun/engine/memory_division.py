@@ -17,7 +17,7 @@ import torch
 from forerun.config import AUTO, DEFAULT_DTYPE, MAX_NUM_DRAFT_TOKENS, EngineConfig, MaxModelLen
 from forerun.drafters import Drafter, build_drafter, chosen_drafter
 from forerun.drafters.base import NamedModel
-from forerun.drafters.heads.memory import HeadMemory, head_memory
+from forerun.drafters.models.head_files.memory import HeadMemory, head_memory
 from forerun.errors import ConfigError, NotEnoughMemoryError
 from forerun.models.loading.load import inherited_dtype
 from forerun.models.memory_plan import ModelMemory, model_memory

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from forerun import __version__
 from forerun.config import QUANTISATIONS
-from forerun.drafters.heads.checkpoint_formats import MEDUSA_WEIGHTS, WEIGHTS, open_slices
-from forerun.drafters.heads.folder import CONFIG, float_type, head_settings, load_head, save_head
+from forerun.drafters.models.head_files.folder import CONFIG, float_type, head_settings, load_head, save_head
+from forerun.drafters.models.heads.weights_file import MEDUSA_WEIGHTS, WEIGHTS, open_slices
 from forerun.errors import ConfigError, ModelLoadError, UnsupportedModelError
 from forerun.export.files import (
     MAX_SHARD_BYTES,

@@ -18,21 +18,26 @@ from torch import Tensor
 
 from forerun import __version__
 from forerun.config import AUTO, DTYPES, HEAD_FORMS
-from forerun.drafters.block.checkpoint_format import block_settings, block_tensors, check_block_export
-from forerun.drafters.block.config import BlockConfig
-from forerun.drafters.eagle.checkpoint_format import SPECULATORS, check_eagle_export, eagle_settings, eagle_tensors
-from forerun.drafters.eagle.config import EagleConfig
-from forerun.drafters.heads.checkpoint_formats import WEIGHTS
-from forerun.drafters.heads.config import HeadConfig, StoredHead
-from forerun.drafters.heads.fingerprint import check_target
-from forerun.drafters.heads.folder import CONFIG, head_settings, load_head
-from forerun.drafters.medusa.checkpoint_format import (
+from forerun.drafters.models.block.checkpoint_format import block_settings, block_tensors, check_block_export
+from forerun.drafters.models.block.config import BlockConfig
+from forerun.drafters.models.eagle.checkpoint_format import (
+    SPECULATORS,
+    check_eagle_export,
+    eagle_settings,
+    eagle_tensors,
+)
+from forerun.drafters.models.eagle.config import EagleConfig
+from forerun.drafters.models.head_files.folder import CONFIG, head_settings, load_head
+from forerun.drafters.models.heads.config import HeadConfig, StoredHead
+from forerun.drafters.models.heads.fingerprint import check_target
+from forerun.drafters.models.heads.weights_file import WEIGHTS
+from forerun.drafters.models.medusa.checkpoint_format import (
     FORM as MEDUSA,
     exported_medusa_config,
     medusa_settings,
     medusa_tensors,
 )
-from forerun.drafters.medusa.config import MedusaConfig
+from forerun.drafters.models.medusa.config import MedusaConfig
 from forerun.errors import ConfigError, IncompatibleDrafterError
 from forerun.export.files import DRAFT_TOKENS, Exported, check_disk_space, check_draft, check_output, model_folder
 from forerun.export.transformers import export_hf

@@ -93,9 +93,10 @@ class Rows:
         num_logits: logits are returned for this many of the last rows; None for all.
         num_hidden_outputs: hidden states are returned for this many of the last rows, whose logits need not be
             computed for that; None: for those whose logits are returned.
-        states: [n, S], what a draft head reads beside the tokens (`drafters/eagle/model.py`); None for other models.
-        is_block: the rows see each other and everything fed before them (`drafters/block/model.py`); otherwise each
-            sees itself and the rows it follows.
+        states: [n, S], what a draft head reads beside the tokens (`drafters/models/eagle/model.py`); None for other
+            models.
+        is_block: the rows see each other and everything fed before them (`drafters/models/block/model.py`); otherwise
+            each sees itself and the rows it follows.
         hidden: [n, hidden], what enters layer `first_layer` for each of the rows, as `forward_first` returned it.
             These rows are the last ones fed, not new ones: keys and values of the layers before lie in their slots.
             None: nothing is computed yet.

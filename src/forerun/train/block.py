@@ -15,11 +15,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from forerun.drafters.block.config import BlockConfig
-from forerun.drafters.block.drafter import Block
-from forerun.drafters.eagle.config import EagleConfig
-from forerun.drafters.heads.fingerprint import check_target
-from forerun.drafters.heads.folder import load_head
+from forerun.drafters.block import Block
+from forerun.drafters.models.block.config import BlockConfig
+from forerun.drafters.models.eagle.config import EagleConfig
+from forerun.drafters.models.head_files.folder import load_head
+from forerun.drafters.models.heads.fingerprint import check_target
 from forerun.errors import ConfigError
 from forerun.models import LanguageModel, Model
 from forerun.train.accelerator import device_of

@@ -15,7 +15,7 @@ from rich.console import Console
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from forerun.drafters.heads.fingerprint import same_target, target_fingerprint
+from forerun.drafters.models.heads.fingerprint import same_target, target_fingerprint
 from forerun.errors import ConfigError
 from forerun.train.accelerator import product_type
 from forerun.train.defaults import AUTO, FORMATS

@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from forerun.drafters.eagle.config import EagleConfig
-from forerun.drafters.eagle.drafter import Eagle
+from forerun.drafters.eagle import Eagle
+from forerun.drafters.models.eagle.config import EagleConfig
 from forerun.errors import UnsupportedModelError
 from forerun.models import LanguageModel
 from forerun.train.accelerator import device_of

@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from forerun.drafters.medusa.config import RANKS, MedusaConfig
-from forerun.drafters.medusa.drafter import Medusa
-from forerun.drafters.medusa.model import EMBEDDING_EPS
+from forerun.drafters.medusa import Medusa
+from forerun.drafters.models.medusa.config import RANKS, MedusaConfig
+from forerun.drafters.models.medusa.model import EMBEDDING_EPS
 from forerun.errors import ConfigError
 from forerun.models import LanguageModel
 from forerun.train.accelerator import device_of

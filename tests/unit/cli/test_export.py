@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from families import make_family
-from forerun.drafters.heads.folder import save_head
+from forerun.drafters.models.head_files.folder import save_head
 from head_cases import EAGLE_1, random_tensors
 
 from .conftest import Invoke

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from forerun.config import BUNDLED_INDEX
-from forerun.drafters.rest.build import build_index
-from forerun.drafters.rest.index import Index
+from forerun.drafters.lookup.rest.build import build_index
+from forerun.drafters.lookup.rest.index import Index
 from forerun.models import load_tokenizer
 from forerun.train import corpus
 from forerun.train.corpus import read_held_out

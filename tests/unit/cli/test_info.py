@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from forerun.drafters.heads.folder import save_head
+from forerun.drafters.models.head_files.folder import save_head
 from forerun.errors import NativeUnavailableError
 from forerun.kernels import cpu as module
 from head_cases import EXTENDED, random_d2t, random_tensors

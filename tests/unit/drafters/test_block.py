@@ -13,13 +13,13 @@ from blocks import FULL, markov_block, proposed, random_block, reference_block, 
 from families import VOCAB, make_family
 from forerun import LLM, Block, Eagle, Hybrid, SamplingParams, Staged, Suffix
 from forerun.drafters import Binding
-from forerun.drafters.block.drafter import BlockGrowth
-from forerun.drafters.block.layers import PairLayers
-from forerun.drafters.block.model import BlockModel
-from forerun.drafters.heads.config import StoredHead
-from forerun.drafters.heads.drafting import HeadState
-from forerun.drafters.heads.fingerprint import target_fingerprint
-from forerun.drafters.heads.folder import save_head
+from forerun.drafters.growth.block import BlockGrowth
+from forerun.drafters.models.block.layers import PairLayers
+from forerun.drafters.models.block.model import BlockModel
+from forerun.drafters.models.head_files.folder import save_head
+from forerun.drafters.models.heads.config import StoredHead
+from forerun.drafters.models.heads.drafting import HeadState
+from forerun.drafters.models.heads.fingerprint import target_fingerprint
 from forerun.errors import DrafterError, IncompatibleDrafterError, UnsupportedModelError
 from forerun.models import Model, load_model
 from forerun.types import Draft, Sequence, Step

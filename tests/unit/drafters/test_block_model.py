@@ -11,8 +11,8 @@ from torch import Tensor
 
 from blocks import FULL, KINDS, proposed, random_block, reference_block, taps_of
 from families import VOCAB, make_family
-from forerun.drafters.block.model import BlockInput, BlockModel
-from forerun.drafters.heads.config import StoredHead
+from forerun.drafters.models.block.model import BlockInput, BlockModel
+from forerun.drafters.models.heads.config import StoredHead
 from forerun.errors import IncompatibleDrafterError
 from forerun.models import Model, Rows, load_model
 from forerun.types import Cache

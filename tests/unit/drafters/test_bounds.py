@@ -11,8 +11,8 @@ from doubles import FakeModel
 from forerun import SamplingParams
 from forerun.config import EngineConfig
 from forerun.drafters import Binding, Recycling
-from forerun.drafters.draft_model.cross_vocab import RestrictedModel
-from forerun.drafters.token_recycling import Successors
+from forerun.drafters.cross_vocab import RestrictedModel
+from forerun.drafters.lookup.token_recycling import Successors
 from forerun.engine import Engine
 
 

@@ -10,9 +10,9 @@ from families import make_family
 from forerun import DraftModel, SamplingParams
 from forerun.drafters import Binding
 from forerun.drafters.base import Drafter
-from forerun.drafters.eagle.drafter import Eagle
-from forerun.drafters.eagle.model import EagleModel
+from forerun.drafters.eagle import Eagle
 from forerun.drafters.models.base import DraftingModel
+from forerun.drafters.models.eagle.model import EagleModel
 from forerun.kernels.cpu import native
 from forerun.models import Model, Rows, load_model
 from forerun.models.draft_session_device import DeviceDraftSession

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from forerun.config import SamplingParams
-from forerun.drafters.ngram.copy_drafter import CopyDrafter
+from forerun.drafters.lookup.copy_drafter import CopyDrafter
 from forerun.types import Draft, Sequence, Step, Verdict
 
 PRIOR = (0.5, 0.5, 0.5, 0.5)

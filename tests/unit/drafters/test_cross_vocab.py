@@ -11,7 +11,7 @@ import torch
 from forerun import LLM, SamplingParams
 from forerun.config import BUNDLED_DRAFT, BUNDLED_TARGET
 from forerun.drafters import Binding, DraftModel, build_drafter
-from forerun.drafters.draft_model.cross_vocab import CrossVocab, Retokeniser, whole_characters
+from forerun.drafters.cross_vocab import CrossVocab, Retokeniser, whole_characters
 from forerun.drafters.models.base import MAX_LAG
 from forerun.errors import ConfigError, DrafterError, IncompatibleDrafterError
 from forerun.models import Model, load_model, load_tokenizer

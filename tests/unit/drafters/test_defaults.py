@@ -7,8 +7,8 @@ import pytest
 
 from forerun import LLM, Eagle, Suffix
 from forerun.drafters import DRAFTERS, chosen_drafter
-from forerun.drafters.heads.fingerprint import target_fingerprint
-from forerun.drafters.heads.folder import save_head, shipped_head
+from forerun.drafters.models.head_files.folder import save_head, shipped_head
+from forerun.drafters.models.heads.fingerprint import target_fingerprint
 from forerun.engine import AsyncLLM
 from forerun.errors import ConfigError, DrafterError, ModelLoadError
 from forerun.models import load_model
@@ -27,7 +27,7 @@ def shipped(target: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
     folder.parent.mkdir()
     head = aligned_head(target)
     save_head(folder, head.config, head.tensors, fingerprint=target_fingerprint(target))
-    monkeypatch.setattr("forerun.drafters.heads.folder.SHIPPED_HEADS", tmp_path)
+    monkeypatch.setattr("forerun.drafters.models.head_files.folder.SHIPPED_HEADS", tmp_path)
     monkeypatch.setattr("forerun.drafters.registry.SHIPPED_HEADS", tmp_path)
     return folder
 

@@ -12,10 +12,10 @@ import torch
 from families import VOCAB, make_family
 from forerun import LLM, CrossVocab, Eagle, EagleTree, Hybrid, SamplingParams, Staged, Suffix
 from forerun.drafters import Binding
-from forerun.drafters.heads.config import StoredHead
-from forerun.drafters.heads.drafting import MAX_HELD_STATES, HeadState
-from forerun.drafters.heads.fingerprint import target_fingerprint
-from forerun.drafters.heads.folder import save_head
+from forerun.drafters.models.head_files.folder import save_head
+from forerun.drafters.models.heads.config import StoredHead
+from forerun.drafters.models.heads.drafting import MAX_HELD_STATES, HeadState
+from forerun.drafters.models.heads.fingerprint import target_fingerprint
 from forerun.drafters.models.prefill_policy import PrefillPolicy
 from forerun.errors import DrafterError, IncompatibleDrafterError
 from forerun.models import Model, load_model

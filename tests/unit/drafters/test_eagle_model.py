@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from families import VOCAB, make_family
-from forerun.drafters.eagle.layer import NativeEagleLayer, ReferenceEagleLayer
-from forerun.drafters.eagle.model import EagleModel
-from forerun.drafters.heads.config import StoredHead
+from forerun.drafters.models.eagle.layer import NativeEagleLayer, ReferenceEagleLayer
+from forerun.drafters.models.eagle.model import EagleModel
+from forerun.drafters.models.heads.config import StoredHead
 from forerun.errors import IncompatibleDrafterError
 from forerun.models import Model, Rows, load_model
 from heads import random_head, reference_logits, states_of

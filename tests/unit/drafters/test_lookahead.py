@@ -13,7 +13,7 @@ from against_plain import assert_output_is_plain
 from doubles import FakeModel
 from forerun.config import MAX_NUM_DRAFT_TOKENS, EngineConfig, SamplingParams
 from forerun.drafters import Binding, Lookahead
-from forerun.drafters.lookahead import MAX_NGRAMS, LookaheadWindow, NgramPool, window_parents
+from forerun.drafters.lookup.lookahead import MAX_NGRAMS, LookaheadWindow, NgramPool, window_parents
 from forerun.engine import Engine
 from forerun.errors import ConfigError
 from forerun.types import Draft, Sequence, Step, Verdict

@@ -13,10 +13,10 @@ import torch
 from families import VOCAB, make_family
 from forerun import LLM, Eagle, Hybrid, Medusa, MedusaTree, SamplingParams, Staged, Suffix
 from forerun.drafters import Binding
-from forerun.drafters.heads.fingerprint import target_fingerprint
-from forerun.drafters.heads.folder import save_head
-from forerun.drafters.medusa.config import RANKS
-from forerun.drafters.medusa.drafter import MedusaState
+from forerun.drafters.models.head_files.folder import save_head
+from forerun.drafters.models.heads.fingerprint import target_fingerprint
+from forerun.drafters.models.medusa.config import RANKS
+from forerun.drafters.models.medusa.drafting import MedusaState
 from forerun.errors import DrafterError, IncompatibleDrafterError, UnsupportedModelError
 from forerun.models import Model, load_model
 from forerun.types import Sequence, Step

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from families import VOCAB, make_family
-from forerun.drafters.medusa.model import MedusaModel
+from forerun.drafters.models.medusa.model import MedusaModel
 from forerun.errors import IncompatibleDrafterError
 from forerun.models import Model, Rows, load_model
 from medusa_heads import last_states, random_medusa, reference_logits

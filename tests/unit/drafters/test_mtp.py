@@ -17,10 +17,10 @@ from torch import Tensor
 from families import VOCAB, make_family
 from forerun import LLM, Mtp, SamplingParams
 from forerun.drafters import Binding
-from forerun.drafters.eagle.config import EagleConfig
-from forerun.drafters.heads.config import StoredHead
-from forerun.drafters.heads.folder import save_head
-from forerun.drafters.mtp.checkpoint_format import read_mtp
+from forerun.drafters.models.eagle.config import EagleConfig
+from forerun.drafters.models.head_files.folder import save_head
+from forerun.drafters.models.heads.config import StoredHead
+from forerun.drafters.models.mtp.checkpoint_format import read_mtp
 from forerun.errors import DrafterError, IncompatibleDrafterError, ModelLoadError
 from forerun.models import Model, load_model
 from heads import random_head, reference_logits, states_of

@@ -10,7 +10,7 @@ import pytest
 
 from forerun import LLM, Mtp
 from forerun.drafters.build import automatic_drafter
-from forerun.drafters.mtp.checkpoint_format import read_mtp
+from forerun.drafters.models.mtp.checkpoint_format import read_mtp
 from forerun.models import load_model
 from head_rig import GREEDY
 from heads import logits_of, states_of, tokens

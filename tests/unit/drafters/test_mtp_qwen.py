@@ -15,10 +15,10 @@ from forerun.config import AUTO, REFERENCE, EngineConfig
 from forerun.drafters import Drafter
 from forerun.drafters.belonging import belonging
 from forerun.drafters.build import automatic_drafter
-from forerun.drafters.eagle.config import EagleConfig
-from forerun.drafters.heads.config import StoredHead
-from forerun.drafters.heads.folder import save_head
-from forerun.drafters.mtp.checkpoint_format import read_mtp
+from forerun.drafters.models.eagle.config import EagleConfig
+from forerun.drafters.models.head_files.folder import save_head
+from forerun.drafters.models.heads.config import StoredHead
+from forerun.drafters.models.mtp.checkpoint_format import read_mtp
 from forerun.engine.memory_division import MemoryPlan
 from forerun.errors import ConfigError, DrafterError
 from forerun.kernels.cpu.page_layout import PAGE

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from blocks import FULL, KINDS, random_block, taps_of
 from families import VOCAB, make_family
-from forerun.drafters.block.layers import NativeBlockLayers, PairLayers, ReferenceBlockLayers
-from forerun.drafters.block.model import BlockInput, BlockModel
-from forerun.drafters.eagle.layer import NativeEagleLayer, ReferenceEagleLayer
+from forerun.drafters.models.block.layers import NativeBlockLayers, PairLayers, ReferenceBlockLayers
+from forerun.drafters.models.block.model import BlockInput, BlockModel
+from forerun.drafters.models.eagle.layer import NativeEagleLayer, ReferenceEagleLayer
 from forerun.kernels.cpu.page_layout import PAGE
 from forerun.models import Rows, load_model
 from kernel_cases import THREADS, threads

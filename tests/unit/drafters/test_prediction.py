@@ -8,7 +8,7 @@ import pytest
 
 from forerun.config import SamplingParams
 from forerun.drafters import Prediction
-from forerun.drafters.ngram.prediction import MAX_MATCH, PREDICTION_RATES, Follower
+from forerun.drafters.lookup.prediction import MAX_MATCH, PREDICTION_RATES, Follower
 from forerun.types import Draft, Sequence, Step, Verdict
 
 PROMPT = [900, 901]

@@ -6,7 +6,7 @@ import pytest
 
 from forerun.config import SamplingParams
 from forerun.drafters import PromptLookup
-from forerun.drafters.ngram.copy_drafter import COPY_RATES
+from forerun.drafters.lookup.copy_drafter import COPY_RATES
 from forerun.errors import ConfigError
 from forerun.types import Sequence, Step, Verdict
 

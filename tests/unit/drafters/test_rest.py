@@ -11,8 +11,8 @@ import pytest
 from doubles import FakeModel, PieceTokenizer
 from forerun.config import BUNDLED_INDEX, SamplingParams
 from forerun.drafters import Binding, Rest, make_drafter
-from forerun.drafters.rest.build import build_index
-from forerun.drafters.rest.index import Index
+from forerun.drafters.lookup.rest.build import build_index
+from forerun.drafters.lookup.rest.index import Index
 from forerun.errors import ConfigError, DrafterError, IncompatibleDrafterError
 from forerun.models import load_tokenizer
 from forerun.types import Draft, Sequence, Step

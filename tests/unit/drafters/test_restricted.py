@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from doubles import FakeModel
-from forerun.drafters.draft_model.cross_vocab import RestrictedModel
+from forerun.drafters.cross_vocab import RestrictedModel
 from forerun.models import Rows
 
 ALLOWED = [0, 2, 5, 9]

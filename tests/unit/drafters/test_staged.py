@@ -8,8 +8,8 @@ import torch
 from doubles import FakeModel, Scripted, adversaries
 from forerun import LLM, SamplingParams
 from forerun.drafters import Binding, DraftModel, PromptLookup, Staged, Traits
-from forerun.drafters.draft_model.staged import _proposed_tokens
 from forerun.drafters.early_exit import EarlyExit
+from forerun.drafters.staged import _proposed_tokens
 from forerun.errors import DrafterError
 from forerun.types import Draft, Needs, Sequence, Step, Verdict
 

@@ -9,8 +9,8 @@ import pytest
 
 from forerun.config import SamplingParams
 from forerun.drafters import Suffix
-from forerun.drafters.ngram.copy_drafter import COPY_RATES
-from forerun.drafters.ngram.suffix import LENGTH_BASE, LENGTH_FACTOR, SharedText, SuffixAutomaton, Tenants
+from forerun.drafters.lookup.copy_drafter import COPY_RATES
+from forerun.drafters.lookup.suffix import LENGTH_BASE, LENGTH_FACTOR, SharedText, SuffixAutomaton, Tenants
 from forerun.errors import ConfigError, SamplingError
 from forerun.types import Draft, Sequence, Step, Verdict
 

@@ -12,7 +12,7 @@ from forerun.drafters.third_party import installed_drafters, named_module
 from forerun.errors import DrafterError
 
 SOURCE = """
-from forerun.drafters.ngram.suffix import Suffix
+from forerun.drafters.lookup.suffix import Suffix
 
 class Theirs(Suffix):
     def __init__(self, width: int = 1):

@@ -15,7 +15,7 @@ from against_plain import assert_output_is_plain
 from doubles import FakeModel, PieceTokenizer
 from forerun.config import MAX_NUM_DRAFT_TOKENS, EngineConfig, SamplingParams
 from forerun.drafters import Binding, Recycling
-from forerun.drafters.token_recycling import STEADY, Successors
+from forerun.drafters.lookup.token_recycling import STEADY, Successors
 from forerun.engine import Engine
 from forerun.errors import ConfigError, DrafterError, IncompatibleDrafterError
 from forerun.types import Draft, Sequence, Step, Verdict

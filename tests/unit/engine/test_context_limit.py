@@ -12,7 +12,7 @@ import pytest
 from clients.tools_model import write
 from forerun import LLM, SamplingParams
 from forerun.config import MEMORY_LOG, EngineConfig
-from forerun.drafters.heads.folder import save_head
+from forerun.drafters.models.head_files.folder import save_head
 from forerun.engine import Engine, llm as llm_module, memory_division
 from forerun.engine.memory_division import MemoryPlan
 from forerun.errors import ConfigError, ContextLengthError, NotEnoughMemoryError

@@ -14,8 +14,8 @@ from blocks import random_block
 from forerun import LLM
 from forerun.config import MEMORY_LOG, EngineConfig
 from forerun.drafters import Binding, make_drafter
-from forerun.drafters.heads.config import StoredHead
-from forerun.drafters.heads.folder import save_head
+from forerun.drafters.models.head_files.folder import save_head
+from forerun.drafters.models.heads.config import StoredHead
 from forerun.engine import Engine, llm as target_module, memory_division
 from forerun.engine.memory_division import AvailableMemory, MemoryPlan, num_draft_pages, num_pages
 from forerun.errors import ModelLoadError, NotEnoughMemoryError

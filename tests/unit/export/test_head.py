@@ -9,7 +9,7 @@ import torch
 from typer.testing import CliRunner
 
 from forerun.cli.main import app
-from forerun.drafters.heads.folder import load_head, save_head
+from forerun.drafters.models.head_files.folder import load_head, save_head
 from forerun.errors import ConfigError
 from forerun.export.quantized import export_head
 from head_cases import EXTENDED, random_d2t, random_tensors

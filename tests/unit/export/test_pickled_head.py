@@ -12,7 +12,7 @@ import torch
 from typer.testing import CliRunner
 
 from forerun.cli.main import app
-from forerun.drafters.heads.folder import load_head
+from forerun.drafters.models.head_files.folder import load_head
 from forerun.errors import ConfigError, ModelLoadError
 from forerun.export.quantized import export_head
 from head_cases import EAGLE_1, random_tensors

@@ -16,9 +16,9 @@ import transformers as tf
 from safetensors.torch import load_file
 from torch import Tensor
 
-from forerun.drafters.eagle.config import EagleConfig
-from forerun.drafters.heads.fingerprint import target_fingerprint
-from forerun.drafters.heads.folder import load_head, save_head
+from forerun.drafters.models.eagle.config import EagleConfig
+from forerun.drafters.models.head_files.folder import load_head, save_head
+from forerun.drafters.models.heads.fingerprint import target_fingerprint
 from forerun.errors import ConfigError, IncompatibleDrafterError, ModelLoadError, UnsupportedModelError
 from forerun.export import vllm
 from forerun.export.vllm import export_vllm

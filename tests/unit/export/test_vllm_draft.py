@@ -10,7 +10,7 @@ import torch
 import transformers as tf
 
 from forerun.config import ASSETS, BUNDLED_MODELS
-from forerun.drafters.heads.folder import is_head
+from forerun.drafters.models.head_files.folder import is_head
 from forerun.errors import ConfigError, IncompatibleDrafterError
 from forerun.export.vllm import export_vllm_draft
 from forerun.models import load_tokenizer, load_transformers_model

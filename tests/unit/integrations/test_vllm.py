@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from forerun.drafters import PromptLookup
-from forerun.drafters.rest.build import build_index
+from forerun.drafters.lookup.rest.build import build_index
 from forerun.errors import ConfigError, DrafterError
 from forerun.integrations import versions as tried, vllm
 from forerun.integrations.vllm import PIECE, Proposer, Tracker, first_path

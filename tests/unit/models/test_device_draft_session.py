@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from families import make_family
-from forerun.drafters.eagle.model import EagleModel
+from forerun.drafters.models.eagle.model import EagleModel
 from forerun.models import LanguageModel, Rows, load_model
 from forerun.models.draft_session import Pick
 from forerun.models.draft_session_device import ROWS_AHEAD_WITH_PROBABILITIES, DeviceDraftSession

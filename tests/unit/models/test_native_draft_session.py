@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from families import VOCAB, make_family
-from forerun.drafters.eagle.model import EagleModel
+from forerun.drafters.models.eagle.model import EagleModel
 from forerun.kernels.cpu import native
 from forerun.kernels.cpu.page_layout import PAGE
 from forerun.models import LanguageModel, Model, Rows, load_model

@@ -13,7 +13,7 @@ from torch import Tensor
 from doubles import FakeModel
 from forerun import DraftModel, SamplingParams
 from forerun.drafters import Binding
-from forerun.drafters.draft_model.cross_vocab import _shadow_params
+from forerun.drafters.cross_vocab import _shadow_params
 from forerun.sampling import LogitsPipeline, LogitsRow, filters, filters_only, unfiltered
 from forerun.sampling.filters import FILTERS, Filter
 from forerun.types import Sequence

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from forerun.config import ASSETS, BUNDLED_TARGET
-from forerun.drafters.heads.folder import load_head
+from forerun.drafters.models.head_files.folder import load_head
 from forerun.errors import ConfigError
 from forerun.models import Model, load_model
 from forerun.train.block import BlockKind

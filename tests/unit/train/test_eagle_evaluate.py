@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from families import make_family
-from forerun.drafters.eagle.model import EagleModel
+from forerun.drafters.models.eagle.model import EagleModel
 from forerun.models import Model, Rows, load_model
 from forerun.speculation.predictor import CostsByK
 from forerun.train.card import NOT_JUDGED

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from families import VOCAB, make_family
-from forerun.drafters.eagle.model import EagleModel
-from forerun.drafters.heads.config import StoredHead
+from forerun.drafters.models.eagle.model import EagleModel
+from forerun.drafters.models.heads.config import StoredHead
 from forerun.errors import ConfigError
 from forerun.models import Model, Rows, load_model
 from forerun.train.data.packed import NO_DOCUMENT

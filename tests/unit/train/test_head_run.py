@@ -23,8 +23,8 @@ from torch import Tensor
 
 from forerun import LLM, MedusaTree, SamplingParams
 from forerun.config import BUNDLED_TARGET
-from forerun.drafters.heads.folder import load_head
-from forerun.drafters.medusa.config import RANKS
+from forerun.drafters.models.head_files.folder import load_head
+from forerun.drafters.models.medusa.config import RANKS
 from forerun.errors import ConfigError
 from forerun.train.block import BlockKind
 from forerun.train.checkpoint import CHECKPOINT, LoopState, save_checkpoint

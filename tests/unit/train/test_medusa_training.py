@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from families import VOCAB, make_family
-from forerun.drafters.heads.config import StoredHead
-from forerun.drafters.medusa.config import RANKS, MedusaConfig
-from forerun.drafters.medusa.model import MedusaModel
+from forerun.drafters.models.heads.config import StoredHead
+from forerun.drafters.models.medusa.config import RANKS, MedusaConfig
+from forerun.drafters.models.medusa.model import MedusaModel
 from forerun.models import Model, Rows, load_model
 from forerun.train.data.packed import NO_DOCUMENT
 from forerun.train.heads.loss import step_weights

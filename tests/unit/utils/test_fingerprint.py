@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from forerun.config import BUNDLED_INDEX
-from forerun.drafters.rest.index import Index
+from forerun.drafters.lookup.rest.index import Index
 from forerun.models import load_tokenizer
 from forerun.utils.vocabulary import fingerprint, ids_fingerprint
 

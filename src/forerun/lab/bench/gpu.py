@@ -12,8 +12,8 @@ from forerun.config import OFF, PREFILL_CHUNK, SamplingParams
 from forerun.drafters import DraftModel, DraftTree
 from forerun.drafters.base import Drafter
 from forerun.drafters.hybrid.hybrid import Hybrid
-from forerun.drafters.ngram.prompt_lookup import PromptLookup
-from forerun.drafters.ngram.suffix import Suffix
+from forerun.drafters.lookup.prompt_lookup import PromptLookup
+from forerun.drafters.lookup.suffix import Suffix
 from forerun.engine import LLM
 from forerun.lab.bench.measure import interleave, timed
 from forerun.lab.bench.peers.worker import generate_greedily

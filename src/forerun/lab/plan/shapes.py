@@ -130,8 +130,8 @@ def configured(name: str, config: Any) -> ModelShape:
 
 def _head_shape(folder: Path) -> ModelShape | None:
     """Return the shape of a draft head's folder; None for any other."""
-    from forerun.drafters.eagle.config import EagleConfig
-    from forerun.drafters.heads.folder import load_head
+    from forerun.drafters.models.eagle.config import EagleConfig
+    from forerun.drafters.models.head_files.folder import load_head
     from forerun.errors import ModelLoadError
 
     try:

@@ -10,7 +10,7 @@ from typing import Any
 
 from rich.console import Console
 
-from forerun.drafters.heads.fingerprint import FingerprintedTarget, same_target, target_fingerprint
+from forerun.drafters.models.heads.fingerprint import FingerprintedTarget, same_target, target_fingerprint
 from forerun.errors import ConfigError, PromptError
 from forerun.models import find_tokenizer
 from forerun.train.corpus import hash_fraction

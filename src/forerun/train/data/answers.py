@@ -16,7 +16,7 @@ from typing import Any
 from rich.console import Console
 
 from forerun import __version__
-from forerun.drafters.heads.fingerprint import target_fingerprint
+from forerun.drafters.models.heads.fingerprint import target_fingerprint
 from forerun.engine import LLM
 from forerun.errors import ConfigError
 from forerun.train.data.answer_file import SUFFIXES, AnswerLine, is_answer_file, record_path

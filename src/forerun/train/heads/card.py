@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from forerun.drafters.base import TRAINING_RECORD
-from forerun.drafters.heads.config import HeadConfig
+from forerun.drafters.models.heads.config import HeadConfig
 from forerun.errors import ConfigError
 from forerun.speculation.predictor import CostsByK
 from forerun.train.card import CARD, NOT_JUDGED, stage_record, versions

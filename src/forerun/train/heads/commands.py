@@ -14,12 +14,12 @@ from torch import Tensor
 
 from forerun.config import SamplingParams
 from forerun.drafters import Binding, Drafter
-from forerun.drafters.block.config import BlockConfig
-from forerun.drafters.eagle.config import EagleConfig
-from forerun.drafters.heads.config import HeadConfig, StoredHead
-from forerun.drafters.heads.fingerprint import check_target, target_fingerprint
-from forerun.drafters.heads.folder import load_head, save_head
-from forerun.drafters.medusa.config import MedusaConfig
+from forerun.drafters.models.block.config import BlockConfig
+from forerun.drafters.models.eagle.config import EagleConfig
+from forerun.drafters.models.head_files.folder import load_head, save_head
+from forerun.drafters.models.heads.config import HeadConfig, StoredHead
+from forerun.drafters.models.heads.fingerprint import check_target, target_fingerprint
+from forerun.drafters.models.medusa.config import MedusaConfig
 from forerun.engine.step_times import step_costs
 from forerun.errors import ConfigError, UnsupportedModelError
 from forerun.models import LanguageModel, load_model, number_format

@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from forerun.drafters.block.config import BlockConfig
-from forerun.drafters.eagle.config import EagleConfig
-from forerun.drafters.heads.config import HeadConfig
+from forerun.drafters.models.block.config import BlockConfig
+from forerun.drafters.models.eagle.config import EagleConfig
+from forerun.drafters.models.heads.config import HeadConfig
 from forerun.errors import ConfigError
 from forerun.train.accelerator import SHAPE_STEP, to_device
 from forerun.train.data.packed import NO_DOCUMENT

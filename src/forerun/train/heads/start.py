@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 import torch
 from torch import Tensor
 
-from forerun.drafters.heads.config import HeadConfig
+from forerun.drafters.models.heads.config import HeadConfig
 from forerun.errors import ConfigError
 from forerun.models import LanguageModel
 from forerun.models.fused.options import of_first_layer

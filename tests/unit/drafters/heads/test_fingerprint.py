@@ -11,14 +11,14 @@ from torch import Tensor
 
 from forerun.drafters import Eagle
 from forerun.drafters.base import Binding
-from forerun.drafters.heads.fingerprint import (
+from forerun.drafters.models.head_files.folder import save_head
+from forerun.drafters.models.heads.fingerprint import (
     Fingerprint,
     check_target,
     embedding_fingerprint,
     same_target,
     target_fingerprint,
 )
-from forerun.drafters.heads.folder import save_head
 from forerun.errors import IncompatibleDrafterError
 from forerun.kernels.quantize import quantize_int4, quantize_int8
 from forerun.models import Model, load_draft_model, load_model

@@ -12,9 +12,9 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from forerun.drafters.eagle.config import EagleConfig
-from forerun.drafters.heads.config import StoredHead
-from forerun.drafters.heads.folder import HeadHeader, head_header, load_head, save_head
+from forerun.drafters.models.eagle.config import EagleConfig
+from forerun.drafters.models.head_files.folder import HeadHeader, head_header, load_head, save_head
+from forerun.drafters.models.heads.config import StoredHead
 from forerun.errors import ConfigError, ModelLoadError
 from head_cases import EAGLE_1, EAGLE_3, EXTENDED, random_d2t, random_tensors
 
@@ -107,7 +107,7 @@ def test_weights_cut_short_or_gone(tmp_path: Path) -> None:
 
 def resealed(folder: Path, **changes: Any) -> None:
     """Change config.json as somebody who knows the checksum would."""
-    from forerun.drafters.heads.folder import _checksum
+    from forerun.drafters.models.head_files.folder import _checksum
 
     said = json.loads((folder / CONFIG).read_text())
     for key, value in changes.items():

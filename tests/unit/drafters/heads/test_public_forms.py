@@ -13,9 +13,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from forerun.drafters.eagle.config import EagleConfig
-from forerun.drafters.heads.fingerprint import same_target
-from forerun.drafters.heads.folder import HeadHeader, head_header, load_head
+from forerun.drafters.models.eagle.config import EagleConfig
+from forerun.drafters.models.head_files.folder import HeadHeader, head_header, load_head
+from forerun.drafters.models.heads.fingerprint import same_target
 from forerun.errors import ModelLoadError, UnsupportedModelError
 from head_cases import EAGLE_1, SIZES, random_d2t, random_tensors
 

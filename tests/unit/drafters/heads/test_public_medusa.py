@@ -14,9 +14,9 @@ import transformers as tf
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from forerun.drafters.heads.fingerprint import target_fingerprint
-from forerun.drafters.heads.folder import head_header, load_head, save_head
-from forerun.drafters.medusa.config import MedusaConfig
+from forerun.drafters.models.head_files.folder import head_header, load_head, save_head
+from forerun.drafters.models.heads.fingerprint import target_fingerprint
+from forerun.drafters.models.medusa.config import MedusaConfig
 from forerun.errors import ConfigError, ModelLoadError, UnsupportedModelError
 from forerun.export import vllm
 from forerun.export.vllm import export_vllm

@@ -21,9 +21,9 @@ from transformers.models.qwen3 import modeling_qwen3 as qwen3
 
 from families import VOCAB, make_family
 from forerun import LLM, Block, Eagle, Medusa, MedusaTree
-from forerun.drafters.block.model import BlockInput, BlockModel
-from forerun.drafters.heads.folder import head_header, load_head
-from forerun.drafters.medusa.model import MedusaModel, PathCache
+from forerun.drafters.models.block.model import BlockInput, BlockModel
+from forerun.drafters.models.head_files.folder import head_header, load_head
+from forerun.drafters.models.medusa.model import MedusaModel, PathCache
 from forerun.errors import IncompatibleDrafterError, ModelLoadError
 from forerun.models import Model, Rows, load_model
 from head_rig import GREEDY

@@ -6,7 +6,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from forerun.drafters.rest.index import ContinuationTree, best_nodes
+from forerun.drafters.lookup.rest.index import ContinuationTree, best_nodes
 
 END = 99
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from forerun.drafters.rest import index_file as file
-from forerun.drafters.rest.build import append_index, build_index
-from forerun.drafters.rest.index import Index
-from forerun.drafters.rest.index_file import IndexHeader, read_header
+from forerun.drafters.lookup.rest import index_file as file
+from forerun.drafters.lookup.rest.build import append_index, build_index
+from forerun.drafters.lookup.rest.index import Index
+from forerun.drafters.lookup.rest.index_file import IndexHeader, read_header
 from forerun.errors import ConfigError
 
 
@@ -190,8 +190,8 @@ def test_a_long_name_takes_another_page(tmp_path: Path) -> None:
 IN_USE = """if True:
     import sys
     from pathlib import Path
-    from forerun.drafters.rest import index_file
-    from forerun.drafters.rest.index import Index
+    from forerun.drafters.lookup.rest import index_file
+    from forerun.drafters.lookup.rest.index import Index
     path = Path(sys.argv[1])
     content = path.read_bytes()
     for in_memory, size in ((1 << 26, 0), (0, 0), (0, 4100)):

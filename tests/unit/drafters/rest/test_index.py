@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from forerun.drafters.rest.build import append_index, build_index
-from forerun.drafters.rest.index import Index
+from forerun.drafters.lookup.rest.build import append_index, build_index
+from forerun.drafters.lookup.rest.index import Index
 from forerun.errors import ConfigError
 
 Documents = list[list[int]]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from forerun.drafters.rest.build import tokenise
+from forerun.drafters.lookup.rest.build import tokenise
 from forerun.errors import ConfigError
 from forerun.utils.text_files import TextDocument, find_files, read_documents
 

@@ -5,8 +5,8 @@ import random
 import numpy as np
 import pytest
 
-from forerun.drafters.rest import index_file as module
-from forerun.drafters.rest.index_file import sort_suffixes
+from forerun.drafters.lookup.rest import index_file as module
+from forerun.drafters.lookup.rest.index_file import sort_suffixes
 from forerun.errors import ConfigError
 
 

@@ -1,0 +1,57 @@
+"""An EAGLE head as a model that drafts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from forerun.drafters.models.eagle.config import EagleConfig
+from forerun.drafters.models.eagle.model import EagleModel
+from forerun.drafters.models.head_files.source import HeadSource
+from forerun.drafters.models.heads.config import HeadConfig, StoredHead
+from forerun.drafters.models.heads.drafting import FusingHead, HeadState, pair_ids
+from forerun.models import Forward, LanguageModel, Rows
+from forerun.models.draft_session import DraftSession, NextTokens
+from forerun.types import Sequence
+
+
+class EagleHead(FusingHead):
+    """An EAGLE head: its rows of a draft read the outputs of the rows that they follow."""
+
+    def prefix_ids(self, sequence: Sequence) -> list[int]:
+        return pair_ids(self.columns.readable(sequence.token_ids), self.vocab_size)
+
+    def feed(self, rows: Seq[Rows], states: Seq[HeadState], final: bool = False) -> Forward:
+        """Compute rows; those of committed tokens, which read the target's states, are final at once."""
+        return super().feed(rows, states, final or states[0].next_token < len(states[0].sequence.token_ids))
+
+    def advance(
+        self, chains: DraftSession, tokens: Seq[list[int]], states: Seq[HeadState], read: Tensor | None = None
+    ) -> NextTokens:
+        """Feed the chains. Rows of the draft read the chain's own outputs, and are dropped when it ends."""
+        target_states = [state.states_for(len(each)) for each, state in zip(tokens, states, strict=True)]
+        fused = list(self.fused([part for part in target_states if part is not None]))
+        for state, part in zip(states, fused, strict=False):
+            state.keep_fused(part)
+        return super().advance(chains, tokens, states, torch.cat(fused) if fused else None)
+
+    def forward(self, rows: Seq[Rows], states: Seq[HeadState]) -> Forward:
+        result = super().forward(rows, states)
+        assert result.hidden_outputs is not None
+        parts = torch.split(result.hidden_outputs[:, 0], [each.num_hidden_rows for each in rows])
+        for state, part in zip(states, parts, strict=True):
+            state.keep_outputs(part)
+        return result
+
+
+def eagle_head(model: str | Path | StoredHead[HeadConfig] | None) -> EagleHead:
+    """Return an EAGLE head, which is read when it is bound. model: as of `Eagle`."""
+    return EagleHead(HeadSource(model, "eagle", make_eagle))
+
+
+def make_eagle(head: StoredHead[HeadConfig], target: LanguageModel, name: str) -> EagleModel:
+    """Build the model of an EAGLE head (`HeadSource`)."""
+    return EagleModel(head.of(EagleConfig, name, "eagle"), target, name)
