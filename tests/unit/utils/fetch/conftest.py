@@ -1,3 +1,3 @@
-"""The fixtures of tests/wheels.py."""
+"""The fixtures of tests/helpers/programs/wheels.py."""
 
 from wheels import home as home, wheel as wheel

@@ -25,7 +25,7 @@ MISSING = (
     "Ray is not installed: `make scale` makes an environment with it; or FORERUN_RAY_PYTHON=ENV/bin/python, where "
     "forerun's extra `ray` is"
 )
-SRC = Path(__file__).parents[1] / "src"
+SRC = Path(__file__).parents[3] / "src"
 START = 240.0
 """Seconds in which a server must be ready."""
 ENGINE = "ServeReplica:forerun:RayEngine"

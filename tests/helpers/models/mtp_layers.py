@@ -16,7 +16,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from families import make_family, tiny_config
 
 FAMILY = "qwen3_5_text"
-TINY = Path(__file__).parent / "data" / "tiny-qwen3.5"
+TINY = Path(__file__).parents[2] / "data" / "tiny-qwen3.5"
 """A trained one."""
 WEIGHTS = "model.safetensors"
 

@@ -13,7 +13,7 @@ from forerun.models import Rows
 
 PYTHON = os.environ.get("FORERUN_VLLM_PYTHON", "")
 MISSING = "vLLM is not given: `make scale` makes an environment with it; or FORERUN_VLLM_PYTHON=ENV/bin/python"
-SRC = Path(__file__).parents[1] / "src"
+SRC = Path(__file__).parents[3] / "src"
 NEAR_TIE = 1e-3
 """Logits whose order the order of additions may change, in float32."""
 SECONDS = 1500
@@ -33,7 +33,7 @@ def theirs(model: Path, prompts: list[list[int]], speculative: dict[str, Any] | 
     }
     asked = {"model": str(model), "speculative": speculative, "prompts": prompts, **more}
     done = subprocess.run(
-        [PYTHON, str(Path(__file__).parent / "vllm_greedy.py")],
+        [PYTHON, str(Path(__file__).parents[2] / "vllm_greedy.py")],
         input=json.dumps(asked),
         env=environment,
         capture_output=True,

@@ -25,7 +25,7 @@ sys.path.insert(0, {folder!r})
 import worker
 if True:
 """
-WORKER = Path(__file__).parents[1] / "src" / "forerun" / "lab" / "bench" / "peers"
+WORKER = Path(__file__).parents[3] / "src" / "forerun" / "lab" / "bench" / "peers"
 
 BODIES = {
     "good": "pass",
