@@ -168,7 +168,7 @@ def _imported(tree: ast.AST) -> Iterator[tuple[str, tuple[str, str]]]:
 
 def walks() -> dict[str, int]:
     """Return what runs for one token and for a GGUF file that is loaded (walk.py)."""
-    paths = os.pathsep.join(str(ROOT / folder) for folder in ("src", "tests"))
+    paths = os.pathsep.join(map(str, (ROOT / "src", ROOT / "tests", *(ROOT / "tests/helpers").iterdir())))
     own = {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "FORERUN_COST_CACHE": "0", "HF_HUB_OFFLINE": "1"}
     command = [sys.executable, str(ROOT / "tests" / "walk.py"), "--json"]
     found = subprocess.run(command, capture_output=True, text=True, check=True, env={**os.environ, **own})

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import sys
 from importlib.metadata import version
+from pathlib import Path
 
+sys.path += map(str, (Path(__file__).parents[1] / "helpers").iterdir())
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ["FORERUN_COST_CACHE"] = "0"
 os.environ.setdefault("OMP_NUM_THREADS", "1")

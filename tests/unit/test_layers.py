@@ -97,6 +97,17 @@ def test_one_line_finds_the_triton_kernels() -> None:
     assert finding == ["forerun.models.decoders"]
 
 
+def test_what_all_models_that_draft_share_knows_no_kind_of_head() -> None:
+    drafters = SRC / "drafters"
+    shared = [drafters / "model_drafter.py", drafters / "models/base.py", *(drafters / "models/heads").glob("*.py")]
+    kinds = {f"forerun.drafters.models.{kind}" for kind in ("eagle", "block", "medusa", "mtp", "head_files")}
+    found = {}
+    for path in shared:
+        names = imports(path.read_text(encoding="utf-8"), "forerun.drafters")
+        found[path.name] = [name for name in names if ".".join(name.split(".")[:4]) in kinds]
+    assert len(found) > 6 and not any(found.values()), found
+
+
 def test_the_core_does_not_load_train_and_lab() -> None:
     """What `LLM` and the server import, all of the core's modules, holds nothing of train and lab."""
     apart = ("forerun.train", "forerun.lab", "forerun.cli", "forerun.integrations")

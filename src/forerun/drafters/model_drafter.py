@@ -1,4 +1,29 @@
-"""Drafters that propose with a model: a model that drafts x a growth."""
+"""Drafters that propose with a model: a model that drafts x a growth.
+
+A model that drafts (`models/base.py`) says which states of the target it reads, how it is fed, what its columns mean in
+the target's tokens, and whose cache it writes. A growth (`growth/base.py`) says how nodes are chosen; a chain can begin
+with a path that somebody else gave. All drafters:
+
+    drafter        model                      growth               reads of the target       cache
+    draft-model    draft model                chain                -                         own
+    draft-tree     draft model                tree                 -                         own
+    staged         draft model                chain from a path    -                         own
+    cross-vocab    of another vocabulary      its inner drafter's  -                         own
+    eagle          EAGLE head                 chain                states of some layers     own
+    eagle-tree     EAGLE head                 tree                 states of some layers     own
+    mtp            MTP layer                  chain                states of its last layer  own
+    block          block head                 block                states of some layers     own
+    medusa         Medusa heads               chain from a path    its last state            none
+    medusa-tree    Medusa heads               tree, all at once    its last state            none
+    early-exit     the target's first layers  chain                -                         the target's
+    recycling      -                          looks up             its most probable tokens  -
+    lookahead      -                          looks up             its rows                  -
+    suffix         -                          looks up             -                         -
+    prompt-lookup  -                          looks up             -                         -
+    rest           -                          looks up             -                         -
+    prediction     -                          looks up             -                         -
+    hybrid         other drafters             theirs, or merged    what these read           theirs
+"""
 
 from __future__ import annotations
 
