@@ -128,8 +128,12 @@ class ResponseParser:
         """Open the region in which the prompt ends: what follows the last anchor is read, or else a mark at its end."""
         ends = [match.end() for match in self._form.anchor.finditer(prompt)]
         thoughts = "|".join(region.opens for region in self._form.regions if region.kind == REASONING) or r"\Z"
-        mark = regex.search(rf"(?:{thoughts})\s*\Z", prompt[-_TAIL:])
-        self.push(prompt[ends[-1] :] if ends else mark[0] if mark else "")
+        if ends:
+            self.push(prompt[ends[-1] :])
+        elif mark := regex.search(rf"(?:{thoughts})\s*\Z", prompt[-_TAIL:]):
+            self.push(mark[0])
+        else:
+            self.push("")
         if self._region is None and self._opening.fullmatch(self._buffer, self._at):
             self._step(last=True)
         self._is_edge, self._num_begun = self._region is not None, 0

@@ -113,12 +113,12 @@ def params_of(config: Any, num_prompt: int, num_requests: int) -> list[SamplingP
     Raises:
         SamplingError: a value is out of range.
     """
-    eos = config.eos_token_id
+    ends = _end_tokens(config)
     min_tokens = max(config.min_new_tokens or 0, (config.min_length or 0) - num_prompt, 0)
     common: dict[str, Any] = {
         "max_tokens": config.max_length - num_prompt,
         "min_tokens": min_tokens,
-        "stop_token_ids": [] if eos is None else [eos] if isinstance(eos, int) else list(eos),
+        "stop_token_ids": ends,
         "repetition_penalty": config.repetition_penalty or 1.0,
     }
     if not config.do_sample:
@@ -246,5 +246,13 @@ def _padding(config: Any) -> int:
     """Return the padding token of answers; the first end token by default, as `generate`."""
     if config.pad_token_id is not None:
         return int(config.pad_token_id)
-    eos = config.eos_token_id
-    return int((eos if isinstance(eos, int) else eos[0]) if eos is not None else 0)
+    ends = _end_tokens(config)
+    return int(ends[0]) if ends else 0
+
+
+def _end_tokens(config: Any) -> list[int]:
+    """Return the tokens that end an answer, of which a configuration names none, one or several."""
+    ends = config.eos_token_id
+    if ends is None:
+        return []
+    return [ends] if isinstance(ends, int) else list(ends)

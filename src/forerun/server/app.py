@@ -188,7 +188,9 @@ def _add_facts(app: FastAPI, service: Service, draining: Callable[[], bool]) -> 
     @app.get("/health")
     async def health() -> Response:
         failure = service.llm.engine.faults.failure
-        status = "failed" if failure else "draining" if draining() else "ok"
+        status = "draining" if draining() else "ok"
+        if failure:
+            status = "failed"
         body = {"status": status} | ({"reason": failure} if failure else {}) | {"cannot": dict(service.limits())}
         return JSONResponse(body, 200 if status == "ok" else 503)
 

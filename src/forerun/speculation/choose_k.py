@@ -398,7 +398,9 @@ class AutomaticPolicy(SpeculationPolicy):
         if self.chooser.is_trying:
             return DraftPlan(counts, reason="probe")
         self._left = PLAN_STEPS - 1
-        reason: Reason = "gain" if any(counts) else "full batch" if self._gains_alone(sequences) else "no gain"
+        reason: Reason = "gain"
+        if not any(counts):
+            reason = "full batch" if self._gains_alone(sequences) else "no gain"
         self._plan = DraftPlan(counts, self.chooser.min_acceptance_prob, reason)
         return self._plan
 

@@ -289,10 +289,6 @@ class Loop:
 def _in_words(seconds: float) -> str:
     """Format a duration."""
     minutes = seconds / 60
-    return (
-        f"{minutes / 60:.1f} hours"
-        if minutes >= 90
-        else f"{minutes:.0f} minutes"
-        if minutes >= 2
-        else f"{seconds:.0f} s"
-    )
+    if minutes >= 90:
+        return f"{minutes / 60:.1f} hours"
+    return f"{minutes:.0f} minutes" if minutes >= 2 else f"{seconds:.0f} s"

@@ -113,7 +113,9 @@ class Described:
     def number(self) -> type[int] | type[float] | None:
         """Return the type of number that the field holds, if it holds one."""
         kinds = (self.kind, *get_args(self.kind)) if get_origin(self.kind) in _UNIONS else (self.kind,)
-        return int if int in kinds else float if float in kinds else None
+        if int in kinds:
+            return int
+        return float if float in kinds else None
 
     @property
     def words(self) -> tuple[str, ...]:
@@ -126,7 +128,11 @@ class Described:
         if self.kind in _WORDS:
             return f"one of {', '.join(self.option.choices)}" if self.option.choices else _WORDS[self.kind]
         limits = self.option.range
-        before = " in " if ".." in limits else " of " if limits and not self.option.above else " " if limits else ""
+        before = " " if limits else ""
+        if ".." in limits:
+            before = " in "
+        elif limits and not self.option.above:
+            before = " of "
         noun = "a whole number" if self.number is int else "a number"
         return " or ".join([noun + before + limits, *map(repr, self.words)])
 

@@ -28,7 +28,9 @@ class Picking(Enum):
 def picking_of(sequence: Sequence) -> Picking:
     """Return how a request's tokens are picked."""
     params = sequence.params
-    return Picking.GREEDY if params.greedy else Picking.DRAWN if params.seed is None else Picking.SEEDED
+    if params.greedy:
+        return Picking.GREEDY
+    return Picking.DRAWN if params.seed is None else Picking.SEEDED
 
 
 _BINS = 12

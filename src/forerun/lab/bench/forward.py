@@ -172,7 +172,11 @@ def _decoders(folder: str | Path, dtype: str, others: bool) -> dict[str, Model]:
 
     dtype: or a quantization, or MIXTURE for a file's weights as stored. others: False for the first of these alone.
     """
-    quantize = dtype if dtype in QUANTISATIONS else None if dtype == MIXTURE else UNQUANTIZED
+    quantize: str | None = UNQUANTIZED
+    if dtype in QUANTISATIONS:
+        quantize = dtype
+    elif dtype == MIXTURE:
+        quantize = None
     number_format = dtype if quantize == UNQUANTIZED else DEFAULT_DTYPE
     auto = load_model(folder, number_format, quantize=quantize)
     decoders = {auto.kind: auto}

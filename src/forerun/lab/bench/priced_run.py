@@ -118,7 +118,8 @@ class EchoModel(StandIn):
         scratch, fed = cache.scratch, cache.num_scratch
         parents = range(fed - 1, fed + len(rows.token_ids) - 1) if rows.parents is None else rows.parents
         for token_id, parent in zip(rows.token_ids, parents, strict=True):
-            position = cache.length if parent < 0 else scratch[parent][1] + 1 if scratch[parent][1] >= 0 else -1
+            before = cache.length - 1 if parent < 0 else scratch[parent][1]
+            position = before + 1 if parent < 0 or before >= 0 else -1
             on_text = 0 <= position < len(self.text) and self.text[position] == token_id
             scratch.append((int(token_id), position if on_text else -1))
 

@@ -123,7 +123,9 @@ def make_plan(
     cache = min(max(weight, PRECISIONS["bfloat16"]), _FULL)
     placed = Placed(target, machine, weight, cache, options.tensor_parallel, options.synchronisation)
     beside = None if draft is None else Placed(draft, machine, weight, cache)
-    source = MEASURED if costs is not None else BOUND if machine.overheads is None else CALIBRATED
+    source = BOUND if machine.overheads is None else CALIBRATED
+    if costs is not None:
+        source = MEASURED
     if options.step_ms:
         source, costs = GIVEN, given_costs(options.step_ms)
     costs = costs or roofline_costs(placed, beside, options.batch, options.context, options.most)

@@ -208,10 +208,14 @@ def save(results: Results, path: Path) -> None:
 
 def command_line(arguments: Sequence[str]) -> str:
     """Return the command as it was typed, with names of files in place of paths, and without keys."""
-    shown = [
-        _SECRET if before == _KEY_FLAG else f"{_KEY_FLAG}={_SECRET}" if each.startswith(f"{_KEY_FLAG}=") else each
-        for before, each in zip(["", *arguments], arguments, strict=False)
-    ]
+    shown = []
+    for before, each in zip(["", *arguments], arguments, strict=False):
+        if before == _KEY_FLAG:
+            shown.append(_SECRET)
+        elif each.startswith(f"{_KEY_FLAG}="):
+            shown.append(f"{_KEY_FLAG}={_SECRET}")
+        else:
+            shown.append(each)
     return shlex.join(["forerun", *map(without_folders, shown)])
 
 

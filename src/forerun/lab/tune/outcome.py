@@ -160,8 +160,11 @@ class TuningOutcome:
         forwards, drafted = sum(each.num_forwards for each in trials), sum(each.num_drafted for each in trials)
         accepted = sum(trial.num_accepted for trial in trials)
         same = [trial.same_text for trial in trials if trial.same_text is not None]
+        name = f"{arm} *" if arm == self.verdict.arm else str(arm)
+        if arm in self.failed:
+            name = f"{arm} (failed)"
         return [
-            f"{arm} (failed)" if arm in self.failed else f"{arm} *" if arm == self.verdict.arm else str(arm),
+            name,
             f"{rate * (1 if arm == PLAIN or speed is None else speed.median):.1f}",
             decimal(None if arm == PLAIN else speed),
             *(decimal(self.report.speedup(arm, level=level)) for level in levels),

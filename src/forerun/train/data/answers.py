@@ -169,9 +169,12 @@ def _without_overlap(
         for case in cases
     ]
     kept = cases if options.keep_overlap else [case for case, shares in zip(cases, sharing, strict=True) if not shares]
+    fate = ", and are left out" if any(sharing) else ""
+    if options.keep_overlap:
+        fate = ", and are kept"
     console.print(
         f"{what}: {sum(sharing):,} of {len(cases):,} share 13 words in a row with the {overlap.num_prompts:,} prompts "
-        f"for evaluation{', and are kept' if options.keep_overlap else ', and are left out' if any(sharing) else ''}",
+        f"for evaluation{fate}",
         soft_wrap=True,
         highlight=False,
     )

@@ -164,7 +164,8 @@ def train(
         shards = sample_all(target, rows, samples, options, progress.show, shards, half)
     if options.output_tokens is not None:
         ends = target.generation_config.eos_token_id
-        always = [] if ends is None else [ends] if isinstance(ends, int) else ends
+        ends = [] if ends is None else ends
+        always = [ends] if isinstance(ends, int) else ends
         kept = frequent_tokens(samples, shards, options.output_tokens, model_vocabulary(target), always)
     if kept is not None:
         restrict(draft, kept)
