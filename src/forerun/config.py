@@ -175,7 +175,8 @@ AUTO: Literal["auto"] = "auto"
 as the model and the memory go."""
 NumDraftTokens = int | Literal["auto"]
 MaxModelLen = int | Literal["auto"]
-ON, OFF = "on", "off"
+ON = "on"
+OFF = "off"
 PREFIX_REUSE = (AUTO, ON, OFF)
 MAX_NUM_DRAFT_TOKENS = 128
 """Upper bound of K, the nodes of a draft: no chain pays beyond a few of them, but trees and probes need more."""
@@ -193,7 +194,9 @@ COST_CACHE_VARIABLE = "FORERUN_COST_CACHE"
 
 KERNELS_VARIABLE = "FORERUN_KERNELS"
 """Environment variable: which kernels run."""
-NATIVE, TRITON, REFERENCE = "native", "triton", "reference"
+NATIVE = "native"
+TRITON = "triton"
+REFERENCE = "reference"
 KERNELS = ("auto", NATIVE, TRITON, REFERENCE)
 """auto: the native ones where they can be had; native: an error where they cannot; triton: those for CUDA devices, an
 error where they cannot be had; reference: those in PyTorch."""

@@ -79,7 +79,8 @@ class NativeUnavailableError(ForerunError):
     """
 
     def __init__(self, reason: str, remedy: str) -> None:
-        self.reason, self.remedy = reason, remedy
+        self.reason = reason
+        self.remedy = remedy
         super().__init__(f"{reason} {remedy}")
 
 
@@ -109,7 +110,8 @@ class NotEnoughMemoryError(ForerunError):
 
     def __init__(self, message: str, needed: int, available: int) -> None:
         super().__init__(message)
-        self.needed, self.available = needed, available
+        self.needed = needed
+        self.available = available
 
 
 class OutOfPagesError(ForerunError):
@@ -122,7 +124,9 @@ class OutOfPagesError(ForerunError):
     """
 
     def __init__(self, wanted: int, available: int, bound: int) -> None:
-        self.wanted, self.available, self.bound = wanted, available, bound
+        self.wanted = wanted
+        self.available = available
+        self.bound = bound
         super().__init__(
             f"{wanted} more pages of keys and values are wanted, and the pool can give {available} of its {bound}. "
             "Let other sequences finish first, or give the pool more memory."
@@ -172,7 +176,9 @@ class RequestBodyError(ForerunError, ValueError):
 
     def __init__(self, message: str, param: str | None = None, code: str | None = None, status: int = 400) -> None:
         super().__init__(message)
-        self.param, self.code, self.status = param, code, status
+        self.param = param
+        self.code = code
+        self.status = status
 
 
 class ReplicaError(ForerunError):

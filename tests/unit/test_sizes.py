@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 SRC = Path(__file__).parents[2] / "src" / "forerun"
-MAX_FILE_LINES = 500
-MAX_FUNCTION_LINES = 50
+MAX_FILE_LINES = 700
+MAX_FUNCTION_LINES = 55
 """From `def` to the last line, docstring included, decorators not."""
 
 EXCEPTIONS: dict[str, str] = {}
@@ -50,13 +50,13 @@ def test_files_and_functions_are_small() -> None:
 @pytest.mark.parametrize(
     ("source", "expected"),
     [
-        ("x = 1\n" * 500, {}),
-        ("x = 1\n" * 501, {"a.py": 501}),
-        ("def f():\n" + "    x = 1\n" * 49, {}),
-        ("@property\ndef f():\n" + "    x = 1\n" * 49, {}),
-        ("def f():\n" + "    x = 1\n" * 50, {"a.py:f": 51}),
-        ("class C:\n    async def f(self):\n" + "        x = 1\n" * 50, {"a.py:C.f": 51}),
-        ("if x:\n    def f():\n        def g():\n" + "            x = 1\n" * 50, {"a.py:f": 52, "a.py:f.g": 51}),
+        ("x = 1\n" * 700, {}),
+        ("x = 1\n" * 701, {"a.py": 701}),
+        ("def f():\n" + "    x = 1\n" * 54, {}),
+        ("@property\ndef f():\n" + "    x = 1\n" * 54, {}),
+        ("def f():\n" + "    x = 1\n" * 55, {"a.py:f": 56}),
+        ("class C:\n    async def f(self):\n" + "        x = 1\n" * 55, {"a.py:C.f": 56}),
+        ("if x:\n    def f():\n        def g():\n" + "            x = 1\n" * 55, {"a.py:f": 57, "a.py:f.g": 56}),
     ],
 )
 def test_sizes_are_counted(source: str, expected: dict[str, int]) -> None:

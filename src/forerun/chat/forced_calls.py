@@ -45,7 +45,8 @@ def call_grammar(
         is_required: False if an answer without calls is allowed, too. one_call: there is one call at most.
         answer: schema of the JSON that stands in the place of all free text, but for thinking; None: text is free.
     """
-    written, rules = form.forced or {}, _Rules(special)
+    written = form.forced or {}
+    rules = _Rules(special)
     functions = [each for tool in tools if name in (None, (each := tool.get("function", tool))["name"])]
     if not functions:
         raise GrammarError(f"No tool is named {name!r}. Give its definition, or the name of another tool.")
@@ -77,7 +78,8 @@ class _Rules:
     """The rules of a grammar, and how text is written in it."""
 
     def __init__(self, special: Mapping[str, int]) -> None:
-        self.special, self.lines = special, [""]
+        self.special = special
+        self.lines = [""]
 
     def add(self, expression: str, attribute: str = "") -> str:
         """Add a rule; return its name."""
@@ -90,7 +92,8 @@ class _Rules:
 
         Text that is free ends where what follows it first comes: at a special token, or else by a lazy rule.
         """
-        places, items = {**_FREE, **(places or {})}, [""]
+        places = {**_FREE, **(places or {})}
+        items = [""]
         marks = sorted([*places, *self.special], key=len, reverse=True)
         for part in re.split(f"({'|'.join(map(re.escape, marks))})", template):
             if part in places or part in self.special:
@@ -116,11 +119,13 @@ def _call(rules: _Rules, written: Mapping[str, Any], function: Mapping[str, Any]
 
 def _by_argument(rules: _Rules, written: Mapping[str, Any], schema: Mapping[str, Any]) -> str:
     """Return an expression for arguments that are written one by one: those that are required come first."""
-    properties, required = schema.get("properties") or {}, schema.get("required") or ()
+    properties = schema.get("properties") or {}
+    required = schema.get("required") or ()
     shared = _JSON | {key: schema[key] for key in ("$defs", "definitions") if key in schema}
     items = []
     for key in sorted(properties, key=lambda key: key not in required):
-        types, choices = declared(properties[key]), properties[key].get("enum")
+        types = declared(properties[key])
+        choices = properties[key].get("enum")
         value = f"%json {json.dumps(shared | properties[key])}"
         if "separator" not in written and (not types or "string" in types):
             value = "TEXT" if choices is None else f"({' | '.join(json.dumps(str(choice)) for choice in choices)})"

@@ -22,7 +22,9 @@ from pydantic_core import from_json
 from forerun.errors import ConfigError
 from forerun.utils.json_file import read_json
 
-CALL, REASONING, CONTENT = "tool_call", "reasoning", "content"
+CALL = "tool_call"
+REASONING = "reasoning"
+CONTENT = "content"
 _KINDS = {"tool_calls": CALL, **dict.fromkeys(("reasoning_content", "reasoning", "thinking"), REASONING)}
 _REMEDY = "Write it as Transformers' response templates are written."
 _FOLDER = Path(__file__).parent / "families"
@@ -59,7 +61,8 @@ def _tags(text: str, args: Mapping[str, Any]) -> dict[str, str]:
 
 def _python_calls(text: str, args: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Parse `[name(key="value", ...), ...]`, whose values are literals."""
-    tree, found = ast.parse(text.strip(), mode="eval").body, []
+    tree = ast.parse(text.strip(), mode="eval").body
+    found = []
     for call in tree.elts if isinstance(tree, ast.List) else [tree]:
         if not isinstance(call, ast.Call) or call.args:
             raise ValueError("it is no call with named arguments")
@@ -147,7 +150,9 @@ class Region:
     @classmethod
     def of(cls, name: str, field: Mapping[str, Any]) -> Region:
         """Read a field of a response template. Raises one of ERRORS or regex.error if it is none."""
-        kind, content, args = _KINDS.get(name, CONTENT), field.get("content", "text"), field.get("content_args", {})
+        kind = _KINDS.get(name, CONTENT)
+        content = field.get("content", "text")
+        args = field.get("content_args", {})
         if odd := sorted({content} - CONTENTS.keys() | args.keys() - OPTIONS):
             raise ValueError(f"{odd[0]} is not supported")
         function = (field.get("transform") or {"function": "{content}"})["function"] if kind == CALL else None
@@ -176,7 +181,8 @@ class Region:
         calls = [transformed(self.field.get("transform", "{content}"), {**captures, **item}) for item in items]
         for call in chain.from_iterable(each if isinstance(each, list) else [each] for each in calls):
             function = call.get("function", call)
-            name, arguments = function["name"], function.get("arguments", {})
+            name = function["name"]
+            arguments = function.get("arguments", {})
             if not isinstance(name, str) or not isinstance(arguments, dict):
                 raise TypeError("a call has a name and an object of arguments")
             if self.field.get("content") == "xml-inline":

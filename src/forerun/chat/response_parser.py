@@ -47,7 +47,9 @@ class PlainText:
     """An answer that is text alone, with the attributes of `ResponseParser`."""
 
     def __init__(self) -> None:
-        self.content, self.reasoning, self.calls = "", "", list[dict[str, Any]]()
+        self.content = ""
+        self.reasoning = ""
+        self.calls = list[dict[str, Any]]()
 
     def push(self, text: str, *, last: bool = False) -> list[Delta]:
         self.content += text
@@ -100,11 +102,15 @@ class ResponseParser:
         *,
         one_call: bool = False,
     ) -> None:
-        self._form, self._request_id, self._one_call = form, request_id, one_call
+        self._form = form
+        self._request_id = request_id
+        self._one_call = one_call
         functions = [tool.get("function", tool) for tool in tools]
         self._schemas = {each["name"]: (each.get("parameters") or {}).get("properties") or {} for each in functions}
         self._opening = form.openings[bool(functions)]
-        self._buffer, self._at = "", 0  # text, and where what was not read yet begins in it
+        # text, and where what was not read yet begins in it
+        self._buffer = ""
+        self._at = 0
         self._new: list[str] = []  # pieces that were not appended to it yet
         self._patience = 0  # characters that are awaited before the next search
         self._region: Region | None = None
@@ -136,7 +142,8 @@ class ResponseParser:
             self.push("")
         if self._region is None and self._opening.fullmatch(self._buffer, self._at):
             self._step(last=True)
-        self._is_edge, self._num_begun = self._region is not None, 0
+        self._is_edge = self._region is not None
+        self._num_begun = 0
         for texts in (*self._texts.values(), *self._spaces.values()):
             texts.clear()
         self.calls.clear()
@@ -148,8 +155,10 @@ class ResponseParser:
         if self._patience > 0 and not last:
             return []
         start = max(self._at - 1, 0)  # patterns may look back at one character
-        self._buffer, self._at = self._buffer[start:] + "".join(self._new), self._at - start
-        self._new, self._found = [], []
+        self._buffer = self._buffer[start:] + "".join(self._new)
+        self._at = self._at - start
+        self._new = []
+        self._found = []
         num_pending = len(self._buffer) - self._at
         for _ in range(3 * num_pending + 3):  # a bound for patterns that match nothing, in turn
             if not self._step(last):
@@ -174,7 +183,8 @@ class ResponseParser:
 
     def _step(self, last: bool) -> bool:
         """Read up to the next mark and the mark; return whether there may be another one."""
-        region, call = self._region, self._call
+        region = self._region
+        call = self._call
         pattern = self._opening if region is None else (call and call.string) or region.inside
         match = pattern.search(self._buffer, self._at, partial=not last)
         stop = len(self._buffer) if match is None else match.start()
@@ -196,7 +206,8 @@ class ResponseParser:
         """Read text without marks. Whitespace at its end is held back; at an edge that at its beginning is dropped."""
         if self._call is not None:
             return self._take(self._call, text)
-        kind, text = self.kind, text.lstrip() if self._is_edge else text
+        kind = self.kind
+        text = text.lstrip() if self._is_edge else text
         self._is_edge = self._is_edge and not text
         if said := text.rstrip():
             self._emit(kind, "".join(self._spaces[kind]) + said)
@@ -210,7 +221,8 @@ class ResponseParser:
             self._found.append(Delta(kind, text))
 
     def _open(self, region: Region, match: regex.Match[str]) -> None:
-        self._region, self._is_edge = region, True
+        self._region = region
+        self._is_edge = True
         if not self._texts[CONTENT]:
             self._spaces[CONTENT] = []
         if region.kind == CALL:
@@ -226,7 +238,8 @@ class ResponseParser:
             self._finish(mark)
         elif self._region is not None:
             self._spaces[self._region.kind] = []
-            self._region, self._is_edge = None, True
+            self._region = None
+            self._is_edge = True
 
     def _read_json(self, call: _Call, mark: str) -> None:
         """Read what opens or closes a string or a part of JSON, or is escaped in a string."""
@@ -257,7 +270,9 @@ class ResponseParser:
 
     def _begin(self, call: _Call, name: str) -> None:
         """Announce a call. Its id is nine letters and digits, since Mistral's templates take no other."""
-        call.index, call.name, call.pieces = self._num_begun, name, []
+        call.index = self._num_begun
+        call.name = name
+        call.pieces = []
         call.id = sha256(f"{self._request_id} {call.index}".encode()).hexdigest()[:9]
         self._num_begun += 1
         self._found.append(Delta(CALL, "", call.index, name, call.id))
@@ -268,7 +283,10 @@ class ResponseParser:
 
     def _finish(self, mark: str, *, may_be_whole: bool = True) -> None:
         """End a region of calls. All of its text is content if it held none."""
-        call, self._call, self._region, self._is_edge = self._call, None, None, True
+        call = self._call
+        self._call = None
+        self._region = None
+        self._is_edge = True
         assert call is not None
         calls: list[tuple[str, str]] = []
         if may_be_whole and not call.is_broken:
@@ -276,7 +294,8 @@ class ResponseParser:
                 calls = list(call.region.calls("".join(call.body), call.captures, self._schemas))
         if not calls:
             self._emit(CONTENT, "".join([*self._spaces[CONTENT], call.opened, *call.body, mark]))
-            self._spaces[CONTENT], self._is_edge = [], False
+            self._spaces[CONTENT] = []
+            self._is_edge = False
         is_announced = call.index >= 0
         for name, arguments in calls:
             if not is_announced:

@@ -178,14 +178,16 @@ def follow(
 
     outputs: dict[int, Output] = {index: Output() for index in range(params.n)}
     interrupted = False
-    times, start = CallTimes(), time.perf_counter()
+    times = CallTimes()
+    start = time.perf_counter()
     try:
         stream: Any = llm.stream(prompt, params)
         with closing(stream):  # however it ends, the engine frees the sequence now
             for chunk in stream:
                 with HeldInterrupts():
                     if times.first is None and chunk.token_ids:
-                        times.first, times.num_first = time.perf_counter() - start, len(chunk.token_ids)
+                        times.first = time.perf_counter() - start
+                        times.num_first = len(chunk.token_ids)
                     outputs[chunk.index].add(chunk)
                     show(chunk)
     except KeyboardInterrupt:

@@ -122,7 +122,8 @@ class BatchProgress:
     """The progress of a batch, on standard error."""
 
     def __init__(self, journal: BatchJournal, num_lines: int) -> None:
-        self._journal, self._num_lines = journal, num_lines
+        self._journal = journal
+        self._num_lines = num_lines
         self._num_before = journal.num_done
         self._terminal = sys.stderr.isatty()
         self._interval = _TERMINAL_INTERVAL if self._terminal else _INTERVAL
@@ -142,7 +143,8 @@ class BatchProgress:
             num_tokens: tokens generated since the beginning.
             num_cached_tokens: tokens of prompts found in the cache, since the beginning.
         """
-        self._num_tokens, self._num_cached = num_tokens, num_cached_tokens
+        self._num_tokens = num_tokens
+        self._num_cached = num_cached_tokens
         now = time.monotonic()
         if now - self._shown >= self._interval:
             self._shown = now

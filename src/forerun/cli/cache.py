@@ -156,7 +156,8 @@ def show(ctx: typer.Context, json: options.Json = False) -> None:
         if json:
             raise ConfigError(f"--json is of the list, not of {ctx.invoked_subcommand}. Leave it out.")
         return
-    entries, base = cache_entries(), home()
+    entries = cache_entries()
+    base = home()
     if json:
         facts = {"home": None if base is None else str(base), "entries": [_facts(entry) for entry in entries]}
         print_json(facts | {"bytes": sum(entry.nbytes for entry in entries)})

@@ -312,7 +312,8 @@ def _stats(session: Session) -> str:
     from forerun.models import number_format
 
     lines = [_figures(name, answers) for name, answers in session.answers.items()] or ["there are no answers yet"]
-    target, turns = session.llm.target, session.history.turns
+    target = session.llm.target
+    turns = session.history.turns
     size = session.count(session.history.messages()) if turns else 0
     lines.append(f"history: {_counted(len(turns), 'turn')}, {size} of {target.context_length} tokens")
     lines.append(f"target: {target.name}, {number_format(target)}, {target.exactness}; drafter: {session.drafter}")
@@ -320,8 +321,10 @@ def _stats(session: Session) -> str:
 
 
 def _figures(drafter: str, answers: Sequence[ChatAnswer]) -> str:
-    outputs, seconds = [each.output for each in answers], sum(each.times.total for each in answers)
-    tokens, stats = sum(len(each.token_ids) for each in outputs), [each.stats for each in outputs if each.stats]
+    outputs = [each.output for each in answers]
+    seconds = sum(each.times.total for each in answers)
+    tokens = sum(len(each.token_ids) for each in outputs)
+    stats = [each.stats for each in outputs if each.stats]
     return stderr_lines(
         [
             f"{drafter}: {_counted(len(answers), 'answer')}, {tokens} tokens in {seconds:.1f} s",

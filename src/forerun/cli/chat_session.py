@@ -190,7 +190,8 @@ class Screen:
 
     def __init__(self) -> None:
         self.shows_drafts = False
-        self._out_is_terminal, self._err_is_terminal = sys.stdout.isatty(), sys.stderr.isatty()
+        self._out_is_terminal = sys.stdout.isatty()
+        self._err_is_terminal = sys.stderr.isatty()
         self._styled = os.environ.get("TERM") != "dumb"
         self._line_open = False
 

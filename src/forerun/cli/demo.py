@@ -224,7 +224,8 @@ def demo(
     """
     from forerun.cli.demo_screen import Stage
 
-    watch, stage = Watch.begin(), Stage(quiet=json)
+    watch = Watch.begin()
+    stage = Stage(quiet=json)
     if model is None:
         settings = default_settings(settings, fetch, stage.say)
     model = chosen_model(model)
@@ -340,7 +341,8 @@ def compare_drafters(
     with log_memory_plan(lambda line: stage.say(f"Memory: {line}")):
         methods = open_methods(model, chosen, settings, count)
     runs, interrupted = measure(stage, methods, plan)
-    rows, plain = reduce_runs(runs, PLAIN) if runs[PLAIN] else [], methods[PLAIN]
+    rows = reduce_runs(runs, PLAIN) if runs[PLAIN] else []
+    plain = methods[PLAIN]
     if json:
         results = {"results": _as_objects(rows), "prompts": len(plan.cases)}
         print_json(results | _facts(model, settings, count, plain))

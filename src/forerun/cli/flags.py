@@ -52,7 +52,10 @@ class Flags:
         panel: str | None = None,
         **renamed: str,
     ) -> None:
-        self.base, self.leave_out, self.typed, self.panel = base, leave_out, typed, panel
+        self.base = base
+        self.leave_out = leave_out
+        self.typed = typed
+        self.panel = panel
         self._names: dict[str, str] = dict.fromkeys(fields, "") | renamed
 
     def bound(self, options: type[DataclassInstance]) -> tuple[DataclassInstance, list[Flag]]:
@@ -116,7 +119,9 @@ class Flag:
 
     def parameter(self) -> inspect.Parameter:
         """Return the parameter from which typer makes the flag."""
-        kind, option, default = self.kind, self.field.option, self.default
+        kind = self.kind
+        option = self.field.option
+        default = self.default
         about = f"{option.help} ({option.range})" if option.range else option.help
         about += " Repeatable." if kind is not None and kind.many else ""
         made = partial(typer.Option, *self.names, help=about, rich_help_panel=self.panel, hidden=self.hidden)
@@ -133,7 +138,8 @@ class Flag:
 
     def parse(self, value: object) -> object:
         """Parse one value of a command line or configuration file. Raises typer.BadParameter."""
-        kind, field = self.kind, self.field
+        kind = self.kind
+        field = self.field
         assert kind is not None
         try:
             read = kind.read(str(value))
@@ -175,7 +181,9 @@ def with_flags(command: Callable[..., None]) -> Callable[..., None]:
             given[name] = replace(base, **{flag.field.name: flag.value(values[flag.key]) for flag in flags})
         command(**given)
 
-    run.__name__, run.__doc__, run.__module__ = command.__name__, _help(command, parameters), command.__module__
+    run.__name__ = command.__name__
+    run.__doc__ = _help(command, parameters)
+    run.__module__ = command.__module__
     run.__signature__ = inspect.Signature(list(parameters.values()))  # type: ignore[attr-defined]
     run.__annotations__ = {name: parameter.annotation for name, parameter in parameters.items()}
     return run

@@ -138,7 +138,8 @@ def info(index: Existing, json: Json = False) -> None:
     from forerun.drafters.lookup.rest.index import Index
 
     opened = Index(index)
-    header, size = opened.header, index.stat().st_size
+    header = opened.header
+    size = index.stat().st_size
     if json:
         print_json({"index": str(index), "bytes": size, "version": header.version, **asdict(header)})
         return
@@ -207,7 +208,8 @@ def _standard_library() -> list[TextDocument]:
 def _report(path: Path, header: IndexHeader, reading: _Reading) -> None:
     typer.echo(f"{path}: {_size(header)}, {path.stat().st_size:,} bytes")
     if reading.skipped:
-        first, count = reading.skipped[0], len(reading.skipped)
+        first = reading.skipped[0]
+        count = len(reading.skipped)
         typer.echo(f"left out, since not UTF-8: {count} files, the first {first}", err=True)
 
 

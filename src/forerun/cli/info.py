@@ -135,11 +135,13 @@ def _memory_lines(memory: dict[str, Any]) -> list[tuple[str, str]]:
             ("weights", f"{size_text(weights)}, at most {size_text(loading)} while they are loaded"),
             ("pages", f"up to {pages:,} of {size_text(page)}, together {size_text(page * pages)}"),
         ]
-    held, full = memory["context_length"], memory["full_context_length"]
+    held = memory["context_length"]
+    full = memory["full_context_length"]
     reason = context_reason(held, full)
     lines.append(("context", f"up to {held:,} tokens" + (f": {reason}" if reason else "")))
     lines.append(("scratch", f"{size_text(memory['scratch_bytes'])} a step"))
-    available, total = memory["available_bytes"], memory["total_bytes"]
+    available = memory["available_bytes"]
+    total = memory["total_bytes"]
     text = "unknown"
     if available is not None and total is not None:
         text = f"{size_text(available)} of {size_text(total)} available"

@@ -260,7 +260,8 @@ def describe_left_out(chosen: Mapping[str, str], draft: str | None) -> str:
     """Return the drafters that need another option for this target, with that option; empty if there are none."""
     from forerun.drafters.registry import DRAFTERS
 
-    with_model, parts = [], []
+    with_model = []
+    parts = []
     for name, row in DRAFTERS.items():
         if name not in chosen and draft is None and row.with_draft_model is not None:
             with_model.append(name)

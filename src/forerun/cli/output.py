@@ -74,13 +74,17 @@ class LoadingProgress:
     """
 
     def __init__(self, say: Callable[[str], None]) -> None:
-        self._say, self._draws, self._name, self._since = say, say is note and sys.stderr.isatty(), "", 0.0
+        self._say = say
+        self._draws = say is note and sys.stderr.isatty()
+        self._name = ""
+        self._since = 0.0
         self._bar: Progress | None = None
 
     def __call__(self, name: str, done: int, total: int) -> None:
         now = time.monotonic()
         if name != self._name:
-            self._name, self._since = name, now
+            self._name = name
+            self._since = now
         if self._draws:
             self._draw(done, total, waits=now < self._since + _SHOWN_AFTER)
         elif now >= self._since + _LINE_EVERY:

@@ -35,7 +35,8 @@ def lines(made: SpeculationPlan, accept_probs: ChainAcceptance, settings: PlanOp
     """Yield the lines of a plan."""
     from forerun.lab.bench.tables import plain_table
 
-    memory, prediction = made.memory, made.prediction
+    memory = made.memory
+    prediction = made.prediction
     drafter = "n-gram drafts" if made.draft is None else made.draft.name
     yield f"{made.target.name} ({_count(made.target.parameters)}) with {drafter} on {made.machine}"
     yield f"times:      {SOURCES[made.source]}"
@@ -64,7 +65,8 @@ def _row(each: Predicted) -> list[str]:
 
 def _verdict(made: SpeculationPlan) -> str:
     """Return the last line: the best K and its speed-up, or that no K is faster than plain decoding."""
-    best, edge = made.prediction.best, made.prediction.break_even
+    best = made.prediction.best
+    edge = made.prediction.break_even
     if best is None:
         from_there = "never" if edge is None else f"from an acceptance of {edge:.2f} on"
         return f"No K is faster than plain decoding here: speculation pays {from_there}."

@@ -30,7 +30,9 @@ NUM_PROMPTS, MOST_TOKENS, LEAST_TOKENS = 60, 64, 8
 _TRIALS = 30
 _PROMPT = "def fibonacci(n):"
 """Of a model without a chat template."""
-_CHATS, _KINDS, _RAW = "questions", ("editing", "extraction", "chat"), "code"
+_CHATS = "questions"
+_KINDS = ("editing", "extraction", "chat")
+_RAW = "code"
 
 
 @with_flags

@@ -232,7 +232,8 @@ class TuneProgress:
         from rich.console import Console
         from rich.progress import BarColumn, Progress as Bar, TextColumn, TimeElapsedColumn
 
-        self._seconds, self._drawn = seconds, sys.stderr.isatty()
+        self._seconds = seconds
+        self._drawn = sys.stderr.isatty()
         self._bar = Bar(
             *(TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn()),
             console=Console(stderr=True),

@@ -208,7 +208,8 @@ class CrossVocab(Drafter):
         self._source = model
         self._make = _maker(drafter) if isinstance(drafter, str) else drafter
         self._mode = mode
-        self._tokenizer, self._quantize = tokenizer, quantize
+        self._tokenizer = tokenizer
+        self._quantize = quantize
         self._shadows: dict[Sequence, _Shadow] = {}
         self._inner: Drafter | None = None
         self._acceptance = UNKNOWN_ACCEPTANCE
@@ -370,7 +371,8 @@ class CrossVocab(Drafter):
             return
         data = shadow.incomplete + self._target_text.bytes_of(sequence.token_ids[shadow.seen :])
         text = whole_characters(data)
-        shadow.incomplete, shadow.seen = data[len(text) :], len(sequence.token_ids)
+        shadow.incomplete = data[len(text) :]
+        shadow.seen = len(sequence.token_ids)
         old = shadow.sequence.token_ids
         new = self._draft_text.extend(old, text.decode("utf-8", errors="replace"))
         kept = _common_length(old, new)

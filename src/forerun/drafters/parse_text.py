@@ -126,12 +126,15 @@ def drafter_of_vllm(config: Fields) -> str:
     method = config.string("method", "draft_model" if "model" in config else None, choices=tuple(_METHODS))
     if method is None:
         raise config.wrong("method", f"one of {', '.join(_METHODS)}")
-    name, keys = _METHODS[method], ["method", "num_speculative_tokens"]
+    name = _METHODS[method]
+    keys = ["method", "num_speculative_tokens"]
     options: dict[str, Any] = {}
     if name == _NGRAM:
         keys += ["prompt_lookup_min", "prompt_lookup_max"]
         low, high = (config.integer(key, None, low=1) for key in keys[2:])
-        options["min_ngram"], options["max_ngram"] = low or high, high or low  # vLLM takes one for both
+        # vLLM takes one for both
+        options["min_ngram"] = low or high
+        options["max_ngram"] = high or low
     elif name != "suffix":
         keys.append("model")
         options["model"] = config.string("model", None) if name == "mtp" else config.string("model")

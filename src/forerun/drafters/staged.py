@@ -63,7 +63,8 @@ class Staged(ModelDrafter):
 
     @property
     def traits(self) -> Traits:
-        own, inner = super().traits, self._inner.traits
+        own = super().traits
+        inner = self._inner.traits
         key = (*own.cost_key, f"inner K {self._inner_k}", *inner.cost_key)
         return replace(own, cost_key=key, reads_prediction=inner.reads_prediction)
 
@@ -114,7 +115,8 @@ class Staged(ModelDrafter):
             num_draft_tokens.append(most if self._inner_k is None else min(most, self._inner_k))
         if not any(num_draft_tokens):
             return [[] for _ in chains]
-        sequences, size = [chain.sequence for chain in chains], self.drafting_model.vocab_size
+        sequences = [chain.sequence for chain in chains]
+        size = self.drafting_model.vocab_size
         drafts = checked_drafts(self._inner, sequences, num_draft_tokens, vocab_size=size)
         return [_proposed_tokens(draft) for draft in drafts]
 

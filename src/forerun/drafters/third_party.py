@@ -31,10 +31,12 @@ def find_class(spec: str) -> tuple[Any, str] | None:
     """
     found = _CLASS.match(spec)
     if found is not None:
-        class_path, rest = found.group(), spec[found.end() :]
+        class_path = found.group()
+        rest = spec[found.end() :]
     else:
         name, colon, options = spec.partition(":")
-        class_path, rest = installed_drafters().get(name, ""), colon + options
+        class_path = installed_drafters().get(name, "")
+        rest = colon + options
     if not class_path:
         return None
     return _load(class_path), class_path.replace(":", ".") + rest

@@ -119,7 +119,9 @@ def _check_types(drafter: Drafter, draft: Draft) -> None:
 
 
 def _check_shape(drafter: Drafter, draft: Draft, max_nodes: int) -> None:
-    n, parents, name = len(draft.token_ids), draft.parents, name_of(drafter)
+    n = len(draft.token_ids)
+    parents = draft.parents
+    name = name_of(drafter)
     if n > max_nodes:
         raise DrafterError(f"{name} gave {n} tokens, but at most {max_nodes} were requested.")
     if len(parents) != n or any(not -1 <= parent < i for i, parent in enumerate(parents)):
@@ -138,7 +140,8 @@ def _check_shape(drafter: Drafter, draft: Draft, max_nodes: int) -> None:
 
 
 def _check_probs(drafter: Drafter, draft: Draft, vocab_size: int | None, is_built_in: bool) -> None:
-    probs, n = draft.probs, len(draft)
+    probs = draft.probs
+    n = len(draft)
     assert probs is not None
     width = probs.shape[-1] if vocab_size is None and probs.ndim else vocab_size
     if probs.shape != (n + 1, width):

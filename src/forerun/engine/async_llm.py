@@ -123,7 +123,8 @@ class AsyncLLM:
             EngineClosedError: this was closed before the end.
         """
         template, sampling = template_of(chat_template_kwargs, options)
-        params, prompts = sampling_of(sampling_params, sampling), [one_prompt(prompt)]
+        params = sampling_of(sampling_params, sampling)
+        prompts = [one_prompt(prompt)]
         (request,) = await asyncio.to_thread(self.llm.requests, prompts, params, template, stream=True)
         async with aclosing(self.outputs([request])) as outputs:
             async for _, output in outputs:
@@ -144,7 +145,8 @@ class AsyncLLM:
         if self._waker is None or self._waker.loop is not loop:
             self._waker = LoopWaker(loop)
         arrived: deque[tuple[int, StepOutput] | None] = deque()  # None: the time is over
-        ready, wake = asyncio.Event(), self._waker.wake
+        ready = asyncio.Event()
+        wake = self._waker.wake
 
         def sink(index: int, output: StepOutput) -> None:
             arrived.append((index, output))

@@ -126,7 +126,8 @@ def _rendered(tokenizer: Any, messages: list[dict[str, Any]], given: Mapping[str
     """Return a chat as its template writes it. Templates of models that also see may read lists of parts alone, and
     leave out or refuse a content that is text: they are given lists."""
     said = next((str(each["content"] or "").strip() for each in reversed(messages) if each["role"] == "user"), "")
-    text, failure = None, None
+    text = None
+    failure = None
     try:
         text = apply_template(tokenizer, messages, **given)
     except TaskLimitError as error:
@@ -170,7 +171,8 @@ def apply_template(tokenizer: Any, messages: Seq[Message], **given: Any) -> str:
 
 
 def _encode_bounded(text: str, tokenizer: Any, model: LanguageModel | None, special: bool) -> list[int]:
-    size, most = len(text), len(text) if model is None else model.context_length
+    size = len(text)
+    most = len(text) if model is None else model.context_length
     if model is not None and size > most and size > most * longest_token(tokenizer):
         raise ContextLengthError(
             f"The prompt has {size} characters, more than the {context_of(model)} tokens that the context of "

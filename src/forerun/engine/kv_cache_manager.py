@@ -34,7 +34,8 @@ def bound_memory(
     pool = target.pool
     if pool is None:
         return
-    drafts, pages_for = () if drafter is None else drafter.pools, target.new_cache().pages_wanted
+    drafts = () if drafter is None else drafter.pools
+    pages_for = target.new_cache().pages_wanted
     if pool.num_pages is None or config.cache_memory is not None:
         held = scratch_nbytes(config, target.vocab_size) + states_nbytes(config, target.state_nbytes)
         wanted = config.max_batch * pages_for(target.full_context_length)
@@ -104,7 +105,8 @@ class KVCacheManager:
 
         Without a token, or with an error, they may hold NaN, and are not published.
         """
-        cache, sequence = state.cache, state.sequence
+        cache = state.cache
+        sequence = state.sequence
         if self.reuses and cache is not None and cache.length and sequence.num_output and state.error is None:
             cache.publish(sequence.token_ids[: cache.length], sequence.params.tenant)
 

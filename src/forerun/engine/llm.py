@@ -413,7 +413,8 @@ class LLM(Closing):
         Raises:
             PromptError, SamplingError: one of the requests cannot be served.
         """
-        encoded, target = [], self.target
+        encoded = []
+        target = self.target
         for index, prompt in enumerate(prompts):
             with naming_prompt(index, len(prompts)):
                 encoded.append(encode(prompt, self.tokenizer, target.name, template_options, model=target))

@@ -94,7 +94,8 @@ def held_context(
     held = bisect_right(range(1, most + 1), num_pages, key=pages_for)
     least = _LEAST_CONTEXT if max_model_len == AUTO else max_model_len
     if held < least:
-        needed, available = pages_for(least) * page, num_pages * page
+        needed = pages_for(least) * page
+        available = num_pages * page
         raise NotEnoughMemoryError(
             f"max_model_len is {max_model_len}, but keys and values of {name} take {_size(needed)} for {least} tokens, "
             f"and {_size(available)} are there, for {held}. Lower max_model_len, raise cache_memory, or keep them in "
@@ -241,7 +242,8 @@ class MemoryPlan:
             NotEnoughMemoryError: weights and the pages of one sequence do not fit into the memory that is available, or
                 `cache_memory` does not fit beside the weights; or a sequence of `max_model_len` does not fit.
         """
-        memory, experts = AvailableMemory.on(target.device), 0
+        memory = AvailableMemory.on(target.device)
+        experts = 0
         scratch = scratch_nbytes(config, target.vocab_size, target.width)
         try:
             weights = _checked_weights(target, drafts, scratch, memory)
@@ -257,7 +259,8 @@ class MemoryPlan:
             [draft.page_nbytes for draft in drafts],
             memory.less(weights + scratch + states_nbytes(config, target.state_nbytes)),
         )
-        each, page = target.pages_for, target.page_nbytes
+        each = target.pages_for
+        page = target.page_nbytes
         held = held_context(target.name, target.context_length, max_model_len, each, count, page)
         return cls(target, tuple(drafts), count, held, scratch, memory, config, experts)
 

@@ -158,7 +158,8 @@ def encode_prediction(
     if isinstance(prediction, str):
         if tokenizer is None:
             raise SamplingError(f"The prediction is text, but {target.name} has no tokenizer. Give it as token ids.")
-        size, most = len(prediction), target.context_length
+        size = len(prediction)
+        most = target.context_length
         if size > most and size > most * longest_token(tokenizer):  # before they are encoded, which takes a while
             raise SamplingError(
                 f"The prediction has {size} characters, more than the {most} tokens that the context of {target.name} "

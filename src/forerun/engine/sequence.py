@@ -113,7 +113,8 @@ class SequenceState:
 
     def is_untouched(self) -> bool:
         """Return whether the sequence's attributes are the engine's, and restore them if not."""
-        sequence, given = self.sequence, self.given
+        sequence = self.sequence
+        given = self.given
         if all(map(is_, _attributes(sequence), given)):
             return True
         for name, value in zip(_READ_ONLY, given, strict=True):
@@ -125,7 +126,8 @@ class SequenceState:
 
         Text of the kept tokens has been pushed afterwards.
         """
-        sequence, params = self.sequence, self.request.params
+        sequence = self.sequence
+        params = self.request.params
         keep = len(new_ids)
         if keep == 1 and self.text is None:  # plain decoding of many sequences
             if new_ids[0] in self.request.stop_ids and sequence.num_output >= params.min_tokens:
@@ -136,10 +138,12 @@ class SequenceState:
         stop_ids = self.request.stop_ids
         end = next((i for i, token_id in enumerate(new_ids, 1) if i > exempt and token_id in stop_ids), None)
         if end is not None:
-            keep, reason = end, "stop"
+            keep = end
+            reason = "stop"
         left = sequence.max_length - len(sequence.token_ids)
         if keep > left or (keep == left and reason is None):
-            keep, reason = left, "length"
+            keep = left
+            reason = "length"
         if self.text is not None:
             # a token that ends the output by its id is no part of the text
             shown = new_ids[: keep - 1] if reason == "stop" else new_ids[:keep]
@@ -155,12 +159,15 @@ class SequenceState:
 
         texts: decodes the output where it was not decoded as it came; None without a tokenizer.
         """
-        sequence, stats = self.sequence, self.stats
+        sequence = self.sequence
+        stats = self.stats
         chunk = self.pending or StreamChunk("", [], index=sequence.choice)
-        chunk.finish_reason, chunk.stats = sequence.finish_reason, stats
+        chunk.finish_reason = sequence.finish_reason
+        chunk.stats = stats
         if self.time_started:
             stats.time_total = perf_counter() - self.time_started
-        output, text = sequence.output_ids, ""
+        output = sequence.output_ids
+        text = ""
         if self.text is not None:
             if sequence.finish_reason == "abort":
                 self.text.finish()
@@ -194,7 +201,8 @@ def new_state(
         context_length: of the target.
         constraint: this choice's alone.
     """
-    params, prompt = request.params, request.prompt_token_ids
+    params = request.params
+    prompt = request.prompt_token_ids
     max_length = min(len(prompt) + params.max_tokens, context_length)
     sequence = Sequence(number, TokenIds(prompt), len(prompt), params, choice, max_length)
     if params.prediction is not None:
@@ -256,15 +264,19 @@ class SequenceStep:
 
     def rows(self, needs: Needs) -> Rows:
         """Return this sequence's rows in the target's forward. needs: the drafter's."""
-        cache, token_ids, draft = self.state.cache, self.state.sequence.token_ids, self.draft
+        cache = self.state.cache
+        token_ids = self.state.sequence.token_ids
+        draft = self.draft
         assert cache is not None
         resumes = (
             draft is not None and draft.hidden is not None and draft.first_layer <= min(needs.layers, default=2**31)
         )
         if not resumes:
             cache.drop()  # rows that a drafter fed for a draft that was not taken, or whose first layers are needed
-        start, count = cache.length, self.num_scheduled_tokens
-        num_logits, num_hidden = self.num_logits, None
+        start = cache.length
+        count = self.num_scheduled_tokens
+        num_logits = self.num_logits
+        num_hidden = None
         if needs.states:
             num_hidden = count + (0 if draft is None else len(draft))
         if draft is None or not len(draft):
@@ -290,7 +302,8 @@ class SequenceStep:
 
     def report_prompt(self) -> None:
         """Add the log-probabilities of the prompt's tokens that the step has computed."""
-        state, params = self.state, self.state.request.params
+        state = self.state
+        params = self.state.request.params
         assert state.cache is not None
         assert state.prompt_logprobs is not None
         first = state.cache.length + 1
@@ -305,7 +318,8 @@ class SequenceStep:
 
     def count(self, chunk: StreamChunk, accepted: list[int], stats: StepStats) -> None:
         """Count this part of a step, for its sequence and for the step. accepted: nodes that were committed."""
-        own, draft = self.state.stats, self.draft
+        own = self.state.stats
+        draft = self.draft
         if own.num_tokens == 0:
             own.time_first_token = perf_counter() - self.state.time_started
         own.num_tokens += len(chunk.token_ids)
@@ -328,12 +342,16 @@ class SequenceStep:
 
     def report(self, needs: Needs) -> Step:
         """Return the report on this part of the step for the drafter, with what it needs."""
-        state, verdict, hidden_outputs, states = self.state, self.verdict, self.hidden_outputs, None
+        state = self.state
+        verdict = self.verdict
+        hidden_outputs = self.hidden_outputs
+        states = None
         assert state.cache is not None
         if verdict is not None:  # a copy: the policy reads it after the drafter
             verdict = Verdict(list(verdict.path), verdict.next_token)
         if needs.states and hidden_outputs is not None:
-            start, num_logits = self.num_scheduled_tokens, self.num_logits
+            start = self.num_scheduled_tokens
+            num_logits = self.num_logits
             num_rows = start + (0 if self.draft is None else len(self.draft))
             if verdict is not None and verdict.path:
                 states = hidden_outputs[[*range(start), *(start + node for node in verdict.path)]]

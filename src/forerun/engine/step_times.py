@@ -72,7 +72,8 @@ def calibrate(target: LanguageModel, drafter: Drafter | None = None) -> Table:
         for batch, most_seconds in CALIBRATION_SECONDS.items():
             for count, samples in sorted(_time_rows(target, batch, most_seconds).items()):
                 seconds, experts = zip(*samples, strict=True)
-                median, weight = statistics.median(seconds), len(seconds)
+                median = statistics.median(seconds)
+                weight = len(seconds)
                 stored.costs.add_target(KINDS[0], batch, batch * CALIBRATION_CONTEXT, count, median, weight)
                 if batch == 1 and any(experts):
                     stored.costs.add_experts(count, statistics.fmean(experts))
@@ -121,7 +122,8 @@ class _RowTimer(SpeculationPolicy):
     sequences and the experts that they read, by rows."""
 
     def __init__(self, rows: Sequence[int], batch: int) -> None:
-        self.rows, self._batch = list(rows), batch
+        self.rows = list(rows)
+        self._batch = batch
         self.samples: dict[int, list[tuple[float, int]]] = defaultdict(list)
 
     def plan(self, sequences: Sequence[Tokens]) -> DraftPlan:
@@ -157,7 +159,8 @@ def _time_rows(
     least: row counts that are timed whatever the time.
     """
     once = [count for count in rows if count >= batch]
-    timer, begin = _RowTimer([batch, *once * CALIBRATION_ROUNDS], batch), perf_counter()
+    timer = _RowTimer([batch, *once * CALIBRATION_ROUNDS], batch)
+    begin = perf_counter()
     # hardly more than a token a step, as the drafts are wrong, and room for the longest draft
     params = SamplingParams(temperature=0, max_tokens=len(timer.rows) + max(rows), ignore_eos=True)
     engine = _answering(target, _Filler(target.vocab_size), timer, batch, CALIBRATION_CONTEXT, params)
@@ -176,7 +179,8 @@ class _Calibration(AutomaticPolicy):
 
     def __init__(self, costs: CostModel, counts: Sequence[int], num_unseen: int) -> None:
         super().__init__(DraftChooser(costs))
-        self.counts, self._num_unseen = list(counts), num_unseen
+        self.counts = list(counts)
+        self._num_unseen = num_unseen
         self.engine_seconds: list[float] = []
 
     def plan(self, sequences: Sequence[Tokens]) -> DraftPlan:
@@ -205,7 +209,8 @@ def time_drafts(
 ) -> list[float]:
     """Learn what drafts cost from answers to prompts of this length, until so many seconds are over. Returns the
     seconds of the engine's part of each step."""
-    begin, whole = perf_counter(), drafter.traits.fixed_length_draft
+    begin = perf_counter()
+    whole = drafter.traits.fixed_length_draft
     counts = [k and (whole or k) for k in CALIBRATION_DRAFTS]
     params = SamplingParams(temperature=0, max_tokens=5 * len(counts), ignore_eos=True)
     rest: list[float] = []
@@ -282,7 +287,8 @@ def verified_steps(
     Raises:
         Exception: what the request ended with.
     """
-    fixed, config = FixedPolicy(num_draft_tokens), EngineConfig(seed=0, prefix_reuse=OFF)
+    fixed = FixedPolicy(num_draft_tokens)
+    config = EngineConfig(seed=0, prefix_reuse=OFF)
     engine = Engine(target, drafter, tokenizer=tokenizer, config=config, policy=None if drafter is None else fixed)
     engine.add(list(prompt), params)
     while engine.has_work:

@@ -83,7 +83,8 @@ class Detokenizer:
     __slots__ = ("_begun", "_context", "_marks", "_pending", "_shown", "_texts", "_utf8")
 
     def __init__(self, texts: TokenTexts, prompt_ids: Seq[int], marks: Mapping[int, str] = NO_MARKS) -> None:
-        self._texts, self._marks = texts, marks
+        self._texts = texts
+        self._marks = marks
         self._context: int | None = None  # the last token that ended with a whole character
         self._pending: list[int] = []  # tokens after it
         self._shown = 0  # characters of their text that have been returned
@@ -103,7 +104,8 @@ class Detokenizer:
 
     def _left(self) -> str:
         left = self._texts.added(self._context, tuple(self._pending))[self._shown :] if self._pending else ""
-        self._pending, self._shown = [], 0
+        self._pending = []
+        self._shown = 0
         return left + self._utf8.decode(b"", True)
 
     def _after_prompt(self, text: str) -> str:
@@ -125,7 +127,9 @@ class Detokenizer:
         elif text.endswith(_REPLACEMENT):
             return self._hold(text)
         text = text[self._shown :]
-        self._context, self._pending, self._shown = token_id, [], 0
+        self._context = token_id
+        self._pending = []
+        self._shown = 0
         return text
 
     def _push_byte(self, token_id: int) -> str:
@@ -138,15 +142,19 @@ class Detokenizer:
 
     def _hold(self, text: str) -> str:
         """Return the text of all pending tokens but its last U+FFFD, which further tokens may complete."""
-        new, self._shown = text[self._shown : -1], len(text) - 1
+        new = text[self._shown : -1]
+        self._shown = len(text) - 1
         for size in range(1, min(4, len(self._pending))):
-            head, tail = tuple(self._pending[:-size]), tuple(self._pending[-size:])
+            head = tuple(self._pending[:-size])
+            tail = tuple(self._pending[-size:])
             tail_text = self._texts.added(self._context, tail)
             if self._texts.added(self._context, head) + tail_text == text:  # no sequence of bytes goes over this border
-                self._pending, self._shown = list(tail), len(tail_text) - 1
+                self._pending = list(tail)
+                self._shown = len(tail_text) - 1
                 break
         if len(self._pending) == _MAX_PENDING:
-            self._pending, self._shown = [], 0
+            self._pending = []
+            self._shown = 0
             new += _REPLACEMENT
         return new
 

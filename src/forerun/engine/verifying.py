@@ -45,7 +45,8 @@ class Verifying:
         drawn_rows: list[int] = []
         at = 0
         for item in work:
-            state, end = item.state, at + item.num_logits
+            state = item.state
+            end = at + item.num_logits
             if state.logprobs is not None or state.prompt_logprobs is not None:
                 item.logits = logits[at:end]
             if item.draft is not None:
@@ -116,7 +117,8 @@ class Verifying:
 def _mark(work: Seq[SequenceStep], packed: PackedDrafts, row: int, error: Exception | None = None) -> None:
     """Note for its sequence that a row is bad, or that its grammar leaves no token. row: of the packed drafts."""
     index = bisect_right(packed.offsets, row) - 1
-    item, own = work[index], row - packed.offsets[index]
+    item = work[index]
+    own = row - packed.offsets[index]
     if error is None:
         item.bad_rows |= {own}
     else:

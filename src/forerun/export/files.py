@@ -62,7 +62,8 @@ def check_output(out: Path, force: bool = False) -> None:
 
 def check_disk_space(out: Path, nbytes: int) -> None:
     """Raise ConfigError if the disk has too little space for new files beside the previous ones."""
-    free, needed = shutil.disk_usage(_existing(out)).free, nbytes + _MARGIN
+    free = shutil.disk_usage(_existing(out)).free
+    needed = nbytes + _MARGIN
     if free < needed:
         raise ConfigError(f"{out} needs {needed / 1e9:,.1f} GB, and its disk has {free / 1e9:,.1f} GB left. {REMEDY}")
 
@@ -146,7 +147,8 @@ def check_draft(draft: str | Path, target: str | Path, reader: str) -> tuple[Voc
         IncompatibleDrafterError: they differ, or the draft proposes only a part of its vocabulary.
         ModelLoadError: one of them cannot be read.
     """
-    ours, theirs = _vocabulary(draft), _vocabulary(target)
+    ours = _vocabulary(draft)
+    theirs = _vocabulary(target)
     source = find_source(draft)
     tokens = source.output_tokens(source.config())
     if tokens is not None:

@@ -36,7 +36,12 @@ from forerun.utils.vocabulary import backend, tokens_by_id
 
 _ARCHITECTURES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
 """Model type of Transformers -> architecture of llama.cpp."""
-_UINT32, _INT32, _FLOAT32, _BOOL, _STRING, _ARRAY = 4, 5, 6, 7, 8, 9
+_UINT32 = 4
+_INT32 = 5
+_FLOAT32 = 6
+_BOOL = 7
+_STRING = 8
+_ARRAY = 9
 _TOKENIZER = "tokenizer."
 
 
@@ -58,7 +63,8 @@ def model_metadata(config: Any, name: str, vocab_size: int) -> tuple[str, dict[s
     Raises:
         UnsupportedModelError: these keys cannot describe the model.
     """
-    refusal, rope = llama_refusal(config), config.rope_parameters
+    refusal = llama_refusal(config)
+    rope = config.rope_parameters
     if refusal is None and rope.get("rope_type", "default") not in ("default", "llama3"):
         refusal = f"a rotation scaled by {rope['rope_type']}"
     if refusal is None and config.model_type == "qwen2" and getattr(config, "use_sliding_window", False):
@@ -124,7 +130,8 @@ def written_tokenizer(tokenizer: Any, name: str, vocab_size: int, pre: str | Non
             f"{name} has no byte-level BPE tokenizer, and GGUF metadata is written for no other kind. Give --target "
             "FILE.gguf, whose metadata is copied, or use llama.cpp's convert_hf_to_gguf.py."
         )
-    by_id, added = tokens_by_id(tokenizer), {each["id"]: each["special"] for each in contents["added_tokens"]}
+    by_id = tokens_by_id(tokenizer)
+    added = {each["id"]: each["special"] for each in contents["added_tokens"]}
     tokens = [by_id.get(index, f"[PAD{index}]") for index in range(vocab_size)]
     kinds = {True: TokenType.CONTROL, False: TokenType.USER_DEFINED, None: TokenType.NORMAL}
     types = [kinds[added.get(i)] if i in by_id else TokenType.UNUSED for i in range(vocab_size)]
@@ -154,7 +161,8 @@ def written_tokenizer(tokenizer: Any, name: str, vocab_size: int, pre: str | Non
 
 def _pre_tokenizer_name(contents: Mapping[str, Any], name: str) -> str:
     """Return llama.cpp's name of a tokenizer's pre-tokenizer."""
-    ours, converters = _patterns(contents.get("pre_tokenizer")), "llama-bpe"
+    ours = _patterns(contents.get("pre_tokenizer"))
+    converters = "llama-bpe"
     rules = [rule for rule, patterns in split_rules().items() if patterns == ours]
     if rules:
         return converters if converters in rules else rules[0]
@@ -264,7 +272,8 @@ def _tokenizer(model: str | Path, target: str | Path | None, pre: str | None) ->
         vocab_size = source.config().vocab_size
         return written_tokenizer(find_tokenizer(model), str(model), vocab_size, pre), vocab_size
     file = _target_file(target)
-    tokenizer, vocab_size = copied_tokenizer(file), len(file.metadata[TOKENS])
+    tokenizer = copied_tokenizer(file)
+    vocab_size = len(file.metadata[TOKENS])
     ours, _ = check_draft(model, target, "llama.cpp")
     if ours.size < vocab_size:
         raise IncompatibleDrafterError(

@@ -43,10 +43,12 @@ def export_hf(
         ModelLoadError: there is no such model, or it cannot be read.
     """
     check_output(out, force)
-    loaded, tokenizer = load_transformers_model(model, dtype, adapter), find_tokenizer(model, adapter)
+    loaded = load_transformers_model(model, dtype, adapter)
+    tokenizer = find_tokenizer(model, adapter)
     sizes = {tensor.data_ptr(): tensor for tensor in loaded.state_dict().values()}.values()
     check_disk_space(out, sum(tensor.numel() * tensor.element_size() for tensor in sizes))
-    eos, sampling = loaded.generation_config.eos_token_id or (), find_source(model).recommended_sampling()
+    eos = loaded.generation_config.eos_token_id or ()
+    sampling = find_source(model).recommended_sampling()
     loaded.generation_config = generation_config(eos, tokenizer, sampling)
     with model_folder(out) as (fresh, written), quietly():
         loaded.save_pretrained(fresh, max_shard_size=max_shard_bytes)

@@ -125,12 +125,14 @@ class _VllmHead:
         """Convert a head; arguments as `export_vllm`. head, target: their names."""
         first = next(iter(stored.tensors.values()))
         kept_in = first.dtype if dtype == "auto" else getattr(torch, dtype)
-        name, rows = str(kept_in).removeprefix("torch."), model.output_rows(stored.token_ids).cpu()
+        name = str(kept_in).removeprefix("torch.")
+        rows = model.output_rows(stored.token_ids).cpu()
         if isinstance(stored.config, MedusaConfig):
             medusa = exported_medusa_config(stored.config, stored.d2t, MEDUSA if form == AUTO else form, k, head)
             tensors = medusa_tensors(medusa, stored.tensors, stored.d2t, rows, kept_in)
             return cls(medusa_settings(medusa, name), tensors, kept_in, MEDUSA, medusa.num_heads)
-        count, architectures = k or DRAFT_TOKENS, list(find_source(target).config().architectures or [])
+        count = k or DRAFT_TOKENS
+        architectures = list(find_source(target).config().architectures or [])
         named: dict[str, Any] = {"target": target, "architectures": architectures, "num_draft_tokens": count}
         if isinstance(stored.config, BlockConfig):
             check_block_export(stored.config, stored.d2t, form, model.num_layers, count, head)
@@ -139,7 +141,8 @@ class _VllmHead:
             tensors = block_tensors(block, stored.tensors, stored.d2t, rows, kept_in)
             return cls(settings, tensors, kept_in, settings[SPECULATORS], count)
         eagle = stored.of(EagleConfig, head, "this export")
-        config, form = eagle.config, HEAD_FORMS[1] if form == AUTO else form
+        config = eagle.config
+        form = HEAD_FORMS[1] if form == AUTO else form
         check_eagle_export(config, eagle.d2t, form, model.num_layers, head)
         tensors = eagle_tensors(config, eagle.tensors, eagle.d2t, form, rows, kept_in)
         config = replace(config, max_positions=max(config.max_positions, model.context_length))

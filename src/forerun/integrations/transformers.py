@@ -206,7 +206,8 @@ class Speculative:
         if self._llm is None or self._model is None or self._model() is not model or self._weights != weights:
             self._llm = None  # its memory goes before the next takes its own
             self._llm = LLM(adopt(_copied(model), str(model.config._name_or_path or "the model")), **self._options)
-            self._model, self._weights = weakref.ref(model), weights
+            self._model = weakref.ref(model)
+            self._weights = weights
         return self._llm
 
 

@@ -232,7 +232,8 @@ class Tracker:
     """
 
     def __init__(self, max_sequences: int, max_length: int) -> None:
-        self._max_sequences, self._max_length = max_sequences, max_length
+        self._max_sequences = max_sequences
+        self._max_length = max_length
         self._kept: dict[Tracked, None] = {}
         """The most recently used is the last."""
         self._by_tail: dict[tuple[int, bytes], list[Tracked]] = {}
@@ -314,10 +315,14 @@ class Proposer:
         if other_version is not None:
             _log.warning("forerun: %s", other_version)
         try:
-            model, self._k = vllm_config.model_config, int(vllm_config.speculative_config.num_speculative_tokens)
+            model = vllm_config.model_config
+            self._k = int(vllm_config.speculative_config.num_speculative_tokens)
             max_sequences = int(vllm_config.scheduler_config.max_num_seqs)
-            context, name, tokenizer = int(model.max_model_len), str(model.model), str(model.tokenizer)
-            vocab_size, given = int(model.get_vocab_size()), vllm_config.additional_config
+            context = int(model.max_model_len)
+            name = str(model.model)
+            tokenizer = str(model.tokenizer)
+            vocab_size = int(model.get_vocab_size())
+            given = vllm_config.additional_config
         except (AttributeError, TypeError, ValueError) as error:
             raise ConfigError(f"vLLM's configuration is not as expected: {error}. {other_version or ''}") from error
         options = given.get(OPTIONS, {}) if isinstance(given, Mapping) else {}
@@ -383,7 +388,8 @@ class Proposer:
         )
         for each, draft in zip(ready, drafts, strict=True):
             self._draws_trees = self._draws_trees or not draft.is_chain
-            each.draft, each.path = draft, first_path(draft)[: self._k]
+            each.draft = draft
+            each.path = first_path(draft)[: self._k]
         for each in tracked:
             for left in self._tracker.keep(each):
                 drafter.stop(left.sequence)
@@ -400,7 +406,8 @@ class Proposer:
 
     def _read(self, drafter: Drafter, tracked: list[Tracked], sampled: list[list[int]]) -> None:
         """Commit the new tokens of all rows to the drafter; of long rows a piece."""
-        steps, left = list[Step](), STEP_TOKENS
+        steps = list[Step]()
+        left = STEP_TOKENS
         for each, new in zip(tracked, sampled, strict=True):
             step = each.verified(len(new))
             if step is None and not each.is_read:
@@ -409,7 +416,8 @@ class Proposer:
                     count = min(PIECE, left)
                     left -= count
                 step = each.read(count)
-            each.draft, each.path = None, []
+            each.draft = None
+            each.path = []
             if step is not None:
                 steps.append(step)
         drafter.commit(steps)

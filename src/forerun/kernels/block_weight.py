@@ -261,7 +261,8 @@ class BlockWeight:
         return self.blocks if self.order is None else self.blocks[self.order.numpy()]
 
     def _quantized(self) -> QuantizedWeight:
-        form, (out, num_inputs) = self.form, self.shape
+        form = self.form
+        (out, num_inputs) = self.shape
         blocks = self._ordered().reshape(out, num_inputs // form.block_size, form.block_bytes)
         with np.errstate(invalid="ignore"):  # an infinite scale times none
             values, scale, minimum = form.read(blocks)

@@ -160,7 +160,9 @@ class Watch:
 
     def environment(self) -> Environment:
         """Return the environment, with what happened since `begin`."""
-        facts, seconds, now = machine_facts(), time.perf_counter() - self.started, _ticks()
+        facts = machine_facts()
+        seconds = time.perf_counter() - self.started
+        now = _ticks()
         stolen = others = None
         if self.ticks is not None and now is not None and now[0] > self.ticks[0]:
             total, busy, taken = (after - before for before, after in zip(self.ticks, now, strict=True))

@@ -226,7 +226,8 @@ def _int4(weight: Tensor) -> QuantizedWeight:
     # the last number again, so that it changes neither the least nor the largest of its group
     padded = F.pad(weight[None], (0, short), "replicate")[0] if short else weight
     groups = padded.view(len(weight), -1, GROUP)
-    least, most = groups.amin(-1, keepdim=True), groups.amax(-1, keepdim=True)
+    least = groups.amin(-1, keepdim=True)
+    most = groups.amax(-1, keepdim=True)
     minimum = least.half()
     scale = ((most - minimum.float()) / _LEVELS).half()
     step = scale.float()

@@ -136,7 +136,9 @@ class ContiguousCache(SequenceCache):
                 counts[shape] = counts.get(shape, 0) + 1
         self._stacks = {shape: self._grown(shape, count, capacity) for shape, count in counts.items()}
         tensors = [self._stacks[shape][index] for shape, index in tensor_of]
-        self.keys, self.values, self._capacity = tensors[::2], tensors[1::2], capacity
+        self.keys = tensors[::2]
+        self.values = tensors[1::2]
+        self._capacity = capacity
 
     def _capacity_for(self, num_slots: int) -> int:
         """Return the capacity in slots that holds `num_slots` of them."""
@@ -155,5 +157,8 @@ class ContiguousCache(SequenceCache):
         return new
 
     def _release(self) -> None:
-        self.keys, self.values, self._stacks, self._capacity = [], [], {}, 0
+        self.keys = []
+        self.values = []
+        self._stacks = {}
+        self._capacity = 0
         self.pool.give_back(self.held)

@@ -158,7 +158,8 @@ class PagePool:
         with self._lock:
             parent = pages[first - 1].node if first else self._tree.roots.get(tenant) or Node(tenant)
             for index in range(first, end):
-                page, key = pages[index], tokens_of_page(token_ids, index)
+                page = pages[index]
+                key = tokens_of_page(token_ids, index)
                 if parent is None or parent.tenant != tenant:
                     return index
                 found = parent.children.get(key)
@@ -183,7 +184,8 @@ class PagePool:
     def exchange(self, pages: list[Page], index: int, taken: list[Page]) -> None:
         """Replace the page at `index` by the one page of `taken`."""
         with self._lock:
-            page, pages[index] = pages[index], taken.pop()
+            page = pages[index]
+            pages[index] = taken.pop()
             self._drop_holder(page)
 
     def recount(self) -> None:

@@ -65,7 +65,8 @@ class PagedCache(SequenceCache):
 
     def pages_wanted(self, num_slots: int) -> int:
         """Return the number of pages to take, see `types.Cache.pages_wanted`."""
-        kept, copied = len(self.held), 0
+        kept = len(self.held)
+        copied = 0
         if self.length < self._num_shared * PAGE:
             kept = min(kept, -(-self.length // PAGE))
             copied = self.length % PAGE > 0 and _is_shared(self.held[kept - 1])
@@ -103,7 +104,8 @@ class PagedCache(SequenceCache):
         whole, rest = divmod(length, PAGE)
         last: list[Page] = []
         self.pool.take(last, 1 if rest else 0)
-        self._num_shared, other._num_shared = whole, max(other._num_shared, whole)
+        self._num_shared = whole
+        other._num_shared = max(other._num_shared, whole)
         self.pool.share(self.held, other.held[:whole])
         if rest:
             self._copy(other.held[whole], last[0], rest)
@@ -139,7 +141,9 @@ class PagedCache(SequenceCache):
         self._num_slots = len(self.pages) * PAGE
 
     def _release(self) -> None:
-        self.pages, self.addresses, self._num_slots = [], np.empty(0, np.uint64), 0
+        self.pages = []
+        self.addresses = np.empty(0, np.uint64)
+        self._num_slots = 0
         self.pool.give_back(self.held)
         self._num_shared = 0
 

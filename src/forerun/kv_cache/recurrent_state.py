@@ -138,7 +138,9 @@ class RowStates(RecurrentState):
 
     def reset(self) -> None:
         """Return to the state before the first token (`RecurrentState.reset`)."""
-        self.committed, self.rows, self.num_whole = {}, {}, 0
+        self.committed = {}
+        self.rows = {}
+        self.num_whole = 0
 
     def saved(self) -> Saved:
         """Return the committed state (`RecurrentState.saved`). No state is changed in place."""
@@ -187,7 +189,8 @@ class RecordedState(RecurrentState):
 
     def __init__(self, layout: StateLayout, num_layers: int) -> None:
         super().__init__()
-        self._layout, self._num_layers = layout, num_layers
+        self._layout = layout
+        self._num_layers = num_layers
         self._state: Tensor | None = None
         self._tip: Tensor | None = None
         self._records = torch.empty(0, layout.record_size)
@@ -214,7 +217,8 @@ class RecordedState(RecurrentState):
     def restore(self, saved: Saved) -> None:
         """Take over a saved state (`RecurrentState.restore`)."""
         state, records = saved
-        self._state, self._records = state.clone(), records.clone()
+        self._state = state.clone()
+        self._records = records.clone()
         self._pending = _Pending(np.arange(len(records), dtype=np.int32))
 
     def prepare(self, parents: Sequence[int], num_new: int, num_wanted: int) -> None:
@@ -242,7 +246,8 @@ class RecordedState(RecurrentState):
         """Return the fields of a forward's `StateStruct`. first: the first row of the scratch that is computed."""
         assert self._state is not None
         pending = self._pending
-        is_behind, state = first >= self.num_whole > 0, self._state
+        is_behind = first >= self.num_whole > 0
+        state = self._state
         if is_behind:  # the rows that are committed together have been computed
             assert self._tip is not None
             state = self._tip
@@ -274,7 +279,9 @@ class RecordedState(RecurrentState):
     def _commit(self, rows: Sequence[int]) -> None:
         earlier = self._unfolded()
         if self.num_whole:
-            self._state, self._tip, earlier = self._tip, None, earlier[:0]
+            self._state = self._tip
+            self._tip = None
+            earlier = earlier[:0]
         slots = np.concatenate([earlier, self._base + np.asarray(rows, np.int32)]).astype(np.int32)
         self._pending = _Pending(slots)
 

@@ -59,7 +59,9 @@ class DeviceDraftSession(DraftSession):
     """
 
     def __init__(self, model: LanguageModel, caches: Sequence[Cache], pick: Pick, names: Tensor | None = None) -> None:
-        self._model, self._pick, self._names = model, pick, names
+        self._model = model
+        self._pick = pick
+        self._names = names
         self._caches: list[SequenceCache] = [
             cache_of(SequenceCache, cache)  # type: ignore[type-abstract]  # nothing is made of it
             for cache in caches

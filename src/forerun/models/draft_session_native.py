@@ -47,11 +47,13 @@ class NativeDraftSession(DraftSession):
         num_outputs: int,
         pick: Pick,
     ) -> None:
-        self._library, self._rotation = library, rotation
+        self._library = library
+        self._rotation = rotation
         self._caches = [cache_of(PagedCache, cache) for cache in caches]
         if any(cache.num_scratch for cache in self._caches):
             raise ValueError("chains begin behind what is committed, and a cache has rows that are not")
-        self._num_columns, self._threads = pick.num_columns, torch.get_num_threads()
+        self._num_columns = pick.num_columns
+        self._threads = torch.get_num_threads()
         self._logits = torch.empty(len(caches), num_outputs)
         self._columns = np.empty(len(caches), np.int64)
         self._probabilities = np.empty(len(caches), np.float32) if pick.with_probability else None
@@ -71,7 +73,8 @@ class NativeDraftSession(DraftSession):
     def advance(self, tokens: Sequence[Sequence[int]], states: Tensor | None = None) -> NextTokens:
         """Feed tokens, which join the caches' scratch (`DraftSession.advance`)."""
         counts = [len(each) for each in tokens]
-        num_rows, num_chains = sum(counts), len(counts)
+        num_rows = sum(counts)
+        num_chains = len(counts)
         if num_rows > len(self._token_ids):
             self._allocate(num_rows)
         self._fill(tokens, counts)
@@ -79,7 +82,8 @@ class NativeDraftSession(DraftSession):
         is_one_each = num_rows == num_chains
         last_rows = None if is_one_each else torch.tensor([end - 1 for end in accumulate(counts)])
         self._compute(num_rows, num_chains, last_rows, states)
-        columns, probabilities = self._columns[:num_chains], self._probabilities
+        columns = self._columns[:num_chains]
+        probabilities = self._probabilities
         self._library.pick(
             self._logits.data_ptr(),
             num_chains,
@@ -137,7 +141,8 @@ class NativeDraftSession(DraftSession):
         self._token_ids[:num_rows] = [token_id for each in tokens for token_id in each]
         tables = self._rotation.reaching(max(positions) + 1)
         cosines, sines, *others = [table.data_ptr() for table in tables]
-        self._rows.cosines, self._rows.sines = cosines, sines
+        self._rows.cosines = cosines
+        self._rows.sines = sines
         if others:
             self._rows.other_cosines, self._rows.other_sines = others
         self._tables = tables  # the addresses are of these
@@ -146,4 +151,5 @@ class NativeDraftSession(DraftSession):
             self._pages = pages
             self._addresses = pages[0] if len(pages) == 1 else np.concatenate(pages)
             self._page_start = np.array([*accumulate(map(len, pages), initial=0)], np.int32)
-            self._rows.pages, self._rows.page_start = self._addresses.ctypes.data, self._page_start.ctypes.data
+            self._rows.pages = self._addresses.ctypes.data
+            self._rows.page_start = self._page_start.ctypes.data

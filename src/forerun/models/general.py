@@ -243,7 +243,8 @@ class _AttentionRecorder:
         self.layers: dict[int, LayerAttention] = {}
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor, *, form: AttentionShape) -> Tensor:
-        heads, width = key.shape[1], value.shape[2]
+        heads = key.shape[1]
+        width = value.shape[2]
         if query.shape[1] % heads or query.shape[2] != key.shape[2] or value.shape[1] != heads:
             shapes = [tuple(numbers.shape[1:]) for numbers in (query, key, value)]
             raise ValueError(f"heads of queries, keys and values that do not fit each other: {shapes}")

@@ -48,7 +48,9 @@ def lay_out(batch: Sequence[Rows], planner: Planner) -> Layout:
     num_new = len(positions)
     padding = max(0, planner.min_rows - num_new)
     positions += positions[-1:] * padding
-    num_logits, logits_selected, hidden_selected = len(logit_rows), None, None
+    num_logits = len(logit_rows)
+    logits_selected = None
+    hidden_selected = None
     if len(hidden_output_rows) != num_new:
         hidden_selected = torch.tensor(hidden_output_rows, dtype=torch.int64).to(planner.device, non_blocking=True)
     if num_logits != num_new:
@@ -80,7 +82,8 @@ def packed_rows(rows: Rows, start: int) -> PackedRows:
         cache.feed(range(first - 1, first - 1 + n) if rows.parents is None else rows.parents)
         if cache.state is not None:
             cache.state.prepare(cache.scratch_parents, n, rows.num_wanted)
-    parents, length = cache.scratch_parents, cache.length
+    parents = cache.scratch_parents
+    length = cache.length
     is_chain = parents == list(range(-1, len(parents) - 1))
     positions: Sequence[int] = range(length + first, length + first + n)
     if not is_chain:
@@ -179,7 +182,8 @@ class Model(LanguageModel):
             num_parameters,
             exactness=Exactness(False, "the self-test has not run"),
         )
-        self.decoder, self.kind = decoder, kind
+        self.decoder = decoder
+        self.kind = kind
         self.packed_weights: Mapping[str, GgufTensor] = {}
         self.num_layers = decoder.num_layers
         self.compute_dtype = torch.float64 if dtype == torch.float64 else torch.float32
@@ -213,7 +217,8 @@ class Model(LanguageModel):
             check_layers(layers, self.num_layers)
         if any(rows.hidden is not None for rows in batch):
             return self._go_on(batch, layers)
-        layout, before = lay_out(batch, self._planner), self._num_experts_read
+        layout = lay_out(batch, self._planner)
+        before = self._num_experts_read
         logits, hidden_outputs = self.decoder.forward(layout, layers)
         num_experts = self._num_experts_read - before
         return Forward(self._of_all_tokens(logits[: layout.num_logits]), hidden_outputs, num_experts)
@@ -300,7 +305,8 @@ class Model(LanguageModel):
             check_layers(layers, self.num_layers, first)
         fresh = [rows for rows in batch if rows.hidden is None]
         caught_up = self._through_first(decoder, fresh, first)[0] if fresh else None
-        resumed, done = [], 0
+        resumed = []
+        done = 0
         for rows in batch:
             if rows.hidden is None and caught_up is not None:
                 end = done + len(rows.token_ids)

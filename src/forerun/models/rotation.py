@@ -19,8 +19,10 @@ class Rotation:
     """
 
     def __init__(self, inverse_frequencies: Tensor, scaling: float, dtype: torch.dtype, device: torch.device) -> None:
-        self._inverse_frequencies, self._scaling = inverse_frequencies, scaling
-        self._dtype, self._device = dtype, device
+        self._inverse_frequencies = inverse_frequencies
+        self._scaling = scaling
+        self._dtype = dtype
+        self._device = device
         self._table = self._made(2048)
 
     def turns(self, layout: Layout) -> Tensor:

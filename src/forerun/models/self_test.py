@@ -62,7 +62,9 @@ class Passed:
     @classmethod
     def restored(cls, state: Any) -> Passed:
         """Return an entry of its JSON value. Raises ValueError, TypeError or KeyError for one that is damaged."""
-        trials, rows, seconds = state["trials"], state["rows"], state["seconds"]
+        trials = state["trials"]
+        rows = state["rows"]
+        seconds = state["seconds"]
         if not (isinstance(trials, list) and isinstance(rows, int) and isinstance(seconds, float)):
             raise TypeError
         return cls(tuple(map(str, trials)), rows, seconds)
@@ -165,7 +167,8 @@ class _SelfTest:
     def __init__(
         self, model: Model, seconds: float, part: NativeDecoder | None = None, earlier: Passed | None = None
     ) -> None:
-        self._whole, self._earlier = model, earlier or Passed()
+        self._whole = model
+        self._earlier = earlier or Passed()
         self._model = model if part is None else _model_of(model, part)
         self._start = time.thread_time()
         self._end = self._start + seconds
@@ -242,7 +245,8 @@ class _SelfTest:
             return trials
         if isinstance(self._model.decoder, GeneralDecoder):
             trials = dict(self._trials_of_threads()) | trials
-        most, threads = self._model.context_length, torch.get_num_threads()
+        most = self._model.context_length
+        threads = torch.get_num_threads()
         trials["in a forward of many rows"] = partial(self._in_a_crowd, min(_CROWD_ROWS, most), 0, threads)
         trials["in eights"] = partial(self._in_groups, (8, 8))
         others = {f"alone (row {row})": partial(self._alone, row) for row in reversed(range(_NEW_ROWS))}
@@ -284,7 +288,8 @@ class _SelfTest:
             self._cache.truncate(length)
 
     def _beside_others(self) -> _Results:
-        model, tokens = self._model, self._tokens
+        model = self._model
+        tokens = self._tokens
         others = model.new_cache(), model.new_cache()
         try:
             self._logits([Rows(others[0], tokens[2:], num_logits=0)])
@@ -318,8 +323,12 @@ class _SelfTest:
     def _in_a_tree(self) -> _Results:
         """Compute all rows but the last two as a path through a tree in which each has a sibling, one with a child of
         its own; then commit the path, and compute the last two after it."""
-        depth, tokens, length = _NEW_ROWS - 2, self._tokens, self._cache.length
-        nodes, parents, path = [tokens[0]], [-1], [0]
+        depth = _NEW_ROWS - 2
+        tokens = self._tokens
+        length = self._cache.length
+        nodes = [tokens[0]]
+        parents = [-1]
+        path = [0]
         for token_id in tokens[1:depth]:
             nodes += [tokens[-1], token_id]
             parents += [path[-1], path[-1]]

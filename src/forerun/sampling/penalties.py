@@ -53,14 +53,16 @@ class SequencePenalties:
         self, sequence: Sequence, vocab_size: int, eos_token_ids: Iterable[int], bias: Tensor | None = None
     ) -> None:
         params = sequence.params
-        self.sequence, self.bias = sequence, bias
+        self.sequence = sequence
+        self.bias = bias
         ends = {token for token in (*eos_token_ids, *params.stop_token_ids) if token < vocab_size}
         self._end_ids = torch.tensor(sorted(ends), dtype=torch.int64)
         self._counts = _TokenCounts(sequence, vocab_size) if penalises(params) else None
 
     def apply(self, logits: Tensor, paths: Seq[Seq[int]]) -> None:
         """Change [R, V] logits in place; row r stands after the sequence's tokens and paths[r]."""
-        params, device = self.sequence.params, logits.device
+        params = self.sequence.params
+        device = logits.device
         if self.bias is not None:
             logits += self.bias
         if self._counts is not None:

@@ -106,7 +106,8 @@ class LogitsPipeline:
         for _, group in groupby(rows, key=lambda row: id(row.sequence)):
             members = list(group)
             sequence = members[0].sequence
-            part, paths = adjusted[start : start + len(members)], [row.path for row in members]
+            part = adjusted[start : start + len(members)]
+            paths = [row.path for row in members]
             if penalties.in_use(sequence.params):
                 self._penalties_of(sequence, logits).apply(part, paths)
                 part.clamp_(max=torch.finfo(part.dtype).max / 4)  # a penalty below 1 may overflow a large bias

@@ -41,7 +41,9 @@ class TokenizeBody(Body):
 
     def answer(self, service: Service) -> dict[str, Any]:
         """Return the tokens of a prompt or a chat. Raises RequestBodyError."""
-        tokenizer, target, options = service.llm.tokenizer, service.llm.target, self.chat_template_kwargs or {}
+        tokenizer = service.llm.tokenizer
+        target = service.llm.target
+        options = self.chat_template_kwargs or {}
         if (self.messages is None) == (self.prompt is None):
             raise RequestBodyError("Give either prompt, a text, or messages, a chat.", param="prompt")
         if self.messages is not None and self.add_special_tokens is not None:
@@ -66,7 +68,8 @@ class DetokenizeBody(Body):
 
     def answer(self, service: Service) -> dict[str, Any]:
         """Return the text of tokens, without special ones. Raises RequestBodyError."""
-        size, most = service.llm.target.vocab_size, service.llm.target.context_length
+        size = service.llm.target.vocab_size
+        most = service.llm.target.context_length
         if len(self.tokens) > most:
             raise RequestBodyError(
                 f"tokens has {len(self.tokens)} entries, but the context holds {most}. Send fewer.", param="tokens"

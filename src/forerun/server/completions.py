@@ -57,7 +57,8 @@ async def answer(service: Service, url: str, request: Request) -> Response:
         ForerunError: the request cannot be served.
         ClientDisconnect: the client has gone.
     """
-    target, kept = service.llm.target, service.kept[request.state.tenant]
+    target = service.llm.target
+    kept = service.kept[request.state.tenant]
 
     def read(content: bytes) -> CompletionRequest:
         return validated(BODIES[url], content).request(target.context_length, target.recommended_sampling, kept)
@@ -87,8 +88,10 @@ class ActiveResponse:
     def __init__(
         self, service: Service, completion: CompletionRequest, requests: list[PromptRequest], request: Request
     ) -> None:
-        self.service, self.request = service, request
-        self._completion, self._prompts = completion, [each.prompt_token_ids for each in requests]
+        self.service = service
+        self.request = request
+        self._completion = completion
+        self._prompts = [each.prompt_token_ids for each in requests]
         self._ended: list[list[StepOutput]] = [[] for _ in requests]
         # of a stream that goes on here, begun elsewhere; else new
         self._state: StreamState = getattr(request.state, "stream", None) or StreamState()
@@ -113,7 +116,9 @@ class ActiveResponse:
 
         `request.state.progress` is what `StreamState.advance` takes with what is yielded; absent with the last events.
         """
-        before, form, params = time.monotonic(), self._form, self._completion.params
+        before = time.monotonic()
+        form = self._form
+        params = self._completion.params
         form.num_events = self._state.num_events
         replay = Replay(self._state.choices, params.greedy or params.seed is not None)
         try:
@@ -153,7 +158,8 @@ class Stream(EventSourceResponse):
 
     def __init__(self, events: AsyncIterator[bytes], active: ActiveResponse, resources: AsyncExitStack) -> None:
         super().__init__(events, sep="\n", send_timeout=active.service.options.send_timeout)
-        self._active, self._resources = active, resources
+        self._active = active
+        self._resources = resources
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         log_fields = self._active.request.state.log_fields

@@ -36,7 +36,9 @@ class KeptResponse(NamedTuple):
 
         query: `order`, `limit` and `after`, as OpenAI has them.
         """
-        order, limit, after = query.get("order", "desc"), query.get("limit", "20"), query.get("after")
+        order = query.get("order", "desc")
+        limit = query.get("limit", "20")
+        after = query.get("after")
         items = list(map(_shown, range(len(self.input)), self.input))[:: 1 if order == "asc" else -1]
         ids = [None, *(item["id"] for item in items)]
         valid = {"order": order in ("asc", "desc"), "limit": limit in map(str, range(1, 101)), "after": after in ids}
@@ -51,7 +53,8 @@ class KeptResponse(NamedTuple):
 
 def _shown(place: int, item: Mapping[str, Any]) -> dict[str, Any]:
     """Return an item with an id, and its text as a part, as OpenAI shows items."""
-    text, kind = item.get("content"), "output_text" if item.get("role") == "assistant" else "input_text"
+    text = item.get("content")
+    kind = "output_text" if item.get("role") == "assistant" else "input_text"
     parts = {"content": [{"type": kind, "text": text}]} if isinstance(text, str) else {}
     return {"id": f"item_{place}", "type": "message", "status": "completed", **item, **parts}
 
@@ -65,7 +68,8 @@ class KeptResponses:
     """
 
     def __init__(self, size: int, most: int) -> None:
-        self._left, self._most = size, most
+        self._left = size
+        self._most = most
         self._kept: OrderedDict[str, KeptResponse] = OrderedDict()
         self._lock = RLock()  # answers end in several threads
 

@@ -63,7 +63,8 @@ class Access:
         Raises:
             RequestBodyError: the request is not let in.
         """
-        headers, path = Headers(scope=scope), scope["path"]
+        headers = Headers(scope=scope)
+        path = scope["path"]
         if not self._keys:
             self._check_browser(headers, scope["method"])
         of_state = bool(self._state_keys) and path in STATE_PATHS
@@ -92,7 +93,8 @@ class Access:
 
     def _check_browser(self, headers: Headers, method: str) -> None:
         """Raise RequestBodyError for what a page of another site may have sent."""
-        options, hosts = self._options, headers.getlist("host")
+        options = self._options
+        hosts = headers.getlist("host")
         for host in hosts:
             name = host_of(host)
             if not (is_loopback(name) or name in self._hosts or "*" in options.allowed_host):
@@ -131,7 +133,9 @@ class RequestMiddleware:
     """
 
     def __init__(self, app: ASGIApp, options: ServerOptions, metrics: HTTPMetrics) -> None:
-        self._app, self._options, self._metrics = app, options, metrics
+        self._app = app
+        self._options = options
+        self._metrics = metrics
         self._access = Access(options)
         self.draining = False
         self.num_active = 0
@@ -140,7 +144,8 @@ class RequestMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        given, started = Headers(scope=scope).get("x-request-id", ""), time.monotonic()
+        given = Headers(scope=scope).get("x-request-id", "")
+        started = time.monotonic()
         request_id = given if _ID.fullmatch(given) else uuid.uuid4().hex
         log_fields: dict[str, Any] = {}
         status: int | None = None  # of the response that has begun

@@ -59,7 +59,8 @@ class StreamState:
 
     def advance(self, choice: int, sent: Sent, num_events: int) -> None:
         """Record what has been sent of a choice, and of all events."""
-        self.choices[choice], self.num_events = sent, num_events
+        self.choices[choice] = sent
+        self.num_events = num_events
 
 
 class Replay:
@@ -74,7 +75,8 @@ class Replay:
     """
 
     def __init__(self, before: Mapping[int, Sent], repeatable: bool) -> None:
-        self._before, self._repeatable = {**before}, repeatable
+        self._before = {**before}
+        self._repeatable = repeatable
         self.now: dict[int, Sent] = {}
 
     def divided(self, index: int, output: StepOutput) -> Iterator[tuple[StepOutput, bool]]:
@@ -83,7 +85,8 @@ class Replay:
         Raises:
             ReplicaError: other tokens have been sent.
         """
-        now, before = self.now.get(index, Sent()), self._before.get(index)
+        now = self.now.get(index, Sent())
+        before = self._before.get(index)
         after = self.now[index] = now.after(output.chunk)
         if before is None:
             yield output, True
@@ -108,7 +111,8 @@ def _divide(output: StepOutput, tokens: int, characters: int) -> tuple[StepOutpu
 
     def part(which: slice, text: str, accepted: int) -> StreamChunk:
         logprobs = None if chunk.logprobs is None else chunk.logprobs[which]
-        ids, sources = chunk.token_ids[which], chunk.sources[which]
+        ids = chunk.token_ids[which]
+        sources = chunk.sources[which]
         return replace(chunk, text=text, token_ids=ids, logprobs=logprobs, sources=sources, num_accepted_draft=accepted)
 
     first = part(slice(tokens), chunk.text[:characters], min(chunk.num_accepted_draft, tokens))

@@ -53,7 +53,8 @@ class FreedMemory:
         self._used |= num_active > 0
         if self._trim is None or not self._used or time.monotonic() < self._last + _EVERY:
             return
-        self._last, self._used = time.monotonic(), num_active > 0
+        self._last = time.monotonic()
+        self._used = num_active > 0
         threading.Thread(target=self._trim, args=(0,), name="malloc_trim", daemon=True).start()
 
 
@@ -91,8 +92,11 @@ class DrainingServer(uvicorn.Server):
 
     def __init__(self, config: uvicorn.Config, middleware: RequestMiddleware, drain_timeout: float, model: str) -> None:
         super().__init__(config)
-        self._middleware, self._drain_timeout, self._model = middleware, drain_timeout, model
-        self._signal, self._end = "", math.inf
+        self._middleware = middleware
+        self._drain_timeout = drain_timeout
+        self._model = model
+        self._signal = ""
+        self._end = math.inf
         self._freed_memory = FreedMemory()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -103,11 +107,13 @@ class DrainingServer(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self.should_exit = self.force_exit = self._middleware.draining
-        self._middleware.draining, self._signal = True, signal.Signals(sig).name
+        self._middleware.draining = True
+        self._signal = signal.Signals(sig).name
         self.last_resort(_GRACE if self.force_exit else self._drain_timeout + _GRACE)
 
     async def on_tick(self, counter: int) -> bool:
-        num_active, now = self._middleware.num_active, time.monotonic()
+        num_active = self._middleware.num_active
+        now = time.monotonic()
         self._freed_memory.tick(num_active)
         if self._signal and self._end == math.inf:  # here, since a signal may come while a line is written
             self._end = now + self._drain_timeout

@@ -107,7 +107,9 @@ class Service:
     def __init__(
         self, llm: LLM, name: str, options: ServerOptions, metric_factory: MetricFactory | None = None
     ) -> None:
-        self.llm, self.name, self.options = llm, name, options
+        self.llm = llm
+        self.name = name
+        self.options = options
         self.engine = AsyncLLM(llm)
         self.metric_factory = metric_factory or Prometheus(name)
         self._num_held = Counter[str | None]()  # choices, by tenant
@@ -235,7 +237,8 @@ class Service:
         self.metrics.ended(choice.stats, choice.finish_reason, prompt, seconds)
         if self._journal is not None:
             self._journal.answered(output, completion.params, prompt, request.state.category, seconds)
-        fields, stats = request.state.log_fields, choice.stats
+        fields = request.state.log_fields
+        stats = choice.stats
         for name, more in (
             ("completion_tokens", len(choice.token_ids)),
             ("finish_reasons", [choice.finish_reason]),

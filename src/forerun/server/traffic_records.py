@@ -120,12 +120,15 @@ class Recorder:
     """
 
     def __init__(self, path: Path, bound: int, run: ServerRunRecord) -> None:
-        self.failed, self.lost = False, 0
-        self._path, self._bound = path, bound
+        self.failed = False
+        self.lost = 0
+        self._path = path
+        self._bound = bound
         self._head = line(run)
         self._pending: list[AnswerRecord] = []
         self._categories: set[str] = set()
-        self._changed, self._closing = threading.Lock(), threading.Event()
+        self._changed = threading.Lock()
+        self._closing = threading.Event()
         self._held = ExitStack()
         check_place(path)
         self._held.enter_context(locked(path, ConfigError, wait=False, remedy="Give each server its own --journal."))
@@ -166,7 +169,8 @@ class Recorder:
 
     def _write(self) -> None:
         with self._changed:
-            answers, self._pending = self._pending, []
+            answers = self._pending
+            self._pending = []
         if answers:
             self._put(b"".join(map(line, answers)))
 

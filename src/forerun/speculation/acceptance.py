@@ -105,7 +105,8 @@ class AcceptanceStats:
             self._compute_steps(places)
         odds, odds_drafted = self._odds.get(key, _EVEN)
         gain = accept_prob = 1.0
-        gains, accept_probs = [], []
+        gains = []
+        accept_probs = []
         for accept, draft in zip(self._steps[0][:places], self._steps[1], strict=False):
             gain *= with_odds(accept, odds)
             accept_prob *= with_odds(draft, odds_drafted)
@@ -118,7 +119,8 @@ class AcceptanceStats:
         if len(self._steps[0]) <= max(tried[-1], opened):
             self._compute_steps(max(tried[-1], opened) + 1)
         accepts, drafts = self._steps
-        hoped, looked = sum([accepts[place] for place in tried]), sum(drafts[:opened])
+        hoped = sum([accepts[place] for place in tried])
+        looked = sum(drafts[:opened])
         judged = len(tried)
         now = (
             *(num_accepted, hoped, judged - num_accepted, judged - hoped),
@@ -133,13 +135,18 @@ class AcceptanceStats:
         """Compute the steps that all sequences share, of the first places."""
         self._num_seen += self._num_new
         self._num_new = 0
-        places, weight = min(places, self.size), ACCEPTANCE_WEIGHT
-        accepts, drafts = [], []
-        prior, seen, good = ACCEPTANCE_FIRST, weight, weight * ACCEPTANCE_NEXT
+        places = min(places, self.size)
+        weight = ACCEPTANCE_WEIGHT
+        accepts = []
+        drafts = []
+        prior = ACCEPTANCE_FIRST
+        seen = weight
+        good = weight * ACCEPTANCE_NEXT
         for place in range(places):
             if self._prior:
                 prior = self._prior[min(place, len(self._prior) - 1)]
-            tried, accepted = self._tried[place], self._accepted[place]
+            tried = self._tried[place]
+            accepted = self._accepted[place]
             accepts.append(min((accepted + weight * prior) / (tried + weight), ACCEPTANCE_MOST))
             drafted = (self._drafted[place] + LENGTH_WEIGHT) / (self._open[place] + LENGTH_WEIGHT)
             drafts.append(min(drafted, ACCEPTANCE_MOST))

@@ -56,7 +56,8 @@ def expected(
         gains: [L] chance that each token is there and accepted. there: [L] chance that it is there.
         prices: [L + 1 at least]. draft: [L + 1] seconds of drafting.
     """
-    tokens, seconds = [1.0], [prices[0]]
+    tokens = [1.0]
+    seconds = [prices[0]]
     for place, (gain, chance) in enumerate(zip(gains, there, strict=True)):
         tokens.append(tokens[-1] + gain)
         seconds.append(seconds[-1] + chance * (prices[place + 1] - prices[place]))
@@ -113,7 +114,9 @@ class DraftChooser:
         can_sleep: bool = False,
     ) -> None:
         self.costs = costs or CostModel()
-        self.fixed_length, self._max, self._follows = fixed_length, max_tokens, follows
+        self.fixed_length = fixed_length
+        self._max = max_tokens
+        self._follows = follows
         self._least = fixed_length or 1  # nodes of a draft
         self._can_sleep = can_sleep
         self.acceptance = {
@@ -147,17 +150,20 @@ class DraftChooser:
         if self._left and all(sequence in sequences for sequence in self._trial):
             self._left -= 1
             return [min(self._least, self.room(each)) if each in self._trial else 0 for each in sequences]
-        self._trial, self._left = [], 0
+        self._trial = []
+        self._left = 0
         batch = len(sequences)
         if self.is_asleep:
-            self.rate, self.min_acceptance_prob = 0.0, 0.0
+            self.rate = 0.0
+            self.min_acceptance_prob = 0.0
             return [0] * batch
         places = self.places
         draft = self.costs.draft(batch, places).tolist()
         kept, tokens, seconds = best_cut(found or [()] * batch, prices)
         self.plain = tokens / (seconds + draft[0])
         if batch > 1 and self._most_of_many(sequences, tokens, prices[sum(kept) :], draft) <= BEGINS * self.plain:
-            self.rate, self.min_acceptance_prob = self.plain, 0.0
+            self.rate = self.plain
+            self.min_acceptance_prob = 0.0
             self._due = max(self._due, self._since + FIRST_WAIT)
             return [0] * batch
         gains, there = zip(*(self._expect(sequence, places) for sequence in sequences), strict=True)
@@ -177,7 +183,8 @@ class DraftChooser:
         if any(counts):
             self.min_acceptance_prob = self._price_of_a_token(counts, prices, draft)
         else:
-            self.rate, self.min_acceptance_prob = self.plain, 0.0
+            self.rate = self.plain
+            self.min_acceptance_prob = 0.0
             counts = self._try_one(sequences, gains, prices, draft)
         return counts
 
@@ -192,7 +199,8 @@ class DraftChooser:
         asked = [outcome for outcome in outcomes if outcome.num_draft_tokens]
         lag = 0
         for outcome in outcomes:
-            sequence, path = outcome.sequence, outcome.verdict.path
+            sequence = outcome.sequence
+            path = outcome.verdict.path
             stats = self.acceptance[kind_of([sequence])]
             if outcome.num_draft_tokens:
                 stats.observe(sequence, outcome.num_draft_tokens, outcome.draft.num_candidates, path)
@@ -228,7 +236,8 @@ class DraftChooser:
         for stats in self.acceptance.values():
             stats.stop(sequence)
         if sequence in self._trial:
-            self._trial, self._left = [], 0
+            self._trial = []
+            self._left = 0
 
     @property
     def places(self) -> int:
@@ -277,9 +286,11 @@ class DraftChooser:
         Args:
             tokens: expected without them. prices: from there on.
         """
-        batch, rows = len(sequences), np.arange(1, len(prices))
+        batch = len(sequences)
+        rows = np.arange(1, len(prices))
         prob = max(HOPED, *(self._expect(sequence, 1)[0][0] for sequence in sequences))
-        depth, asked = np.minimum((rows - 1) // batch + 1, len(draft) - 1), np.minimum(rows, batch)
+        depth = np.minimum((rows - 1) // batch + 1, len(draft) - 1)
+        asked = np.minimum(rows, batch)
         cost = draft[0] + (np.array(draft)[depth] - draft[0]) * (asked / batch) ** self.costs.growth
         return float(((tokens + np.cumsum(prob**depth)) / (np.array(prices[1:]) + cost)).max(initial=0.0))
 
@@ -298,7 +309,8 @@ class DraftChooser:
             shown: [B] the probabilities of each sequence's candidates.
             free: [B] whether these exist already.
         """
-        batch, places = len(sequences), len(draft) - 1
+        batch = len(sequences)
+        places = len(draft) - 1
         rooms = [len(shown[i]) if free[i] else self.room(sequences[i]) for i in range(batch)]
         nodes = [
             (prob, 1.0 if free[i] else there[i][at], i, 0 if free[i] else at + 1)
@@ -309,17 +321,21 @@ class DraftChooser:
         if not nodes:
             return [0] * batch, 0.0
         probs, sure, owner, depth = (np.array(each) for each in zip(*nodes, strict=True))
-        rows_of, best_rate, best = np.arange(len(prices)), 0.0, owner[:0]
+        rows_of = np.arange(len(prices))
+        best_rate = 0.0
+        best = owner[:0]
         for limit in (self.fixed_length,) if self.fixed_length else [k for k in LIMITS if k <= places]:
             part = depth <= limit
-            tokens, rows = batch + np.cumsum(probs[part]), np.cumsum(sure[part])
+            tokens = batch + np.cumsum(probs[part])
+            rows = np.cumsum(sure[part])
             asked = np.cumsum(depth[part] == 1)
             cost = draft[0] + (draft[limit] - draft[0]) * (asked / batch) ** self.costs.growth
             rates = tokens / (np.interp(rows, rows_of, prices) + cost)
             if self.fixed_length:
                 rates[:-1] = 0.0
             if rates.max() > best_rate:
-                best_rate, end = float(rates.max()), int(rates.argmax()) + 1
+                best_rate = float(rates.max())
+                end = int(rates.argmax()) + 1
                 best = owner[part][:end][depth[part][:end] > 0]
         return np.bincount(best, minlength=batch).tolist(), best_rate
 
@@ -328,8 +344,11 @@ class DraftChooser:
 
         Slopes are taken over a few rows, since kernels pad and costs rise in steps.
         """
-        rows, longest, last = sum(counts), max(counts), len(prices) - 1
-        low, high = min(max(0, rows - 4), last), min(rows + 4, last)
+        rows = sum(counts)
+        longest = max(counts)
+        last = len(prices) - 1
+        low = min(max(0, rows - 4), last)
+        high = min(rows + 4, last)
         row = (prices[high] - prices[low]) / max(high - low, 1)
         first = int(longest > 1)
         node = (draft[longest] - draft[first]) / (longest - first) / len(counts)
@@ -347,7 +366,8 @@ class DraftChooser:
         if not 0 < count < min(len(prices), len(draft)):
             return none
         steps = WHOLE_STEPS if self.fixed_length else 1
-        batch, growth = len(sequences), self.costs.growth
+        batch = len(sequences)
+        growth = self.costs.growth
         drafting = (draft[count] - draft[0]) / batch**growth
         lost = prices[count] - prices[0] + drafting
         loss = steps * (lost - sum(gains[index][:count]) / self.plain) + self.costs.follow(self.lag(sequences[index]))
@@ -358,7 +378,8 @@ class DraftChooser:
         self._credit -= max(loss, 0.0)
         self._since, self._wait = 0, min(2 * self._wait, LAST_WAIT)
         self._due = self._wait
-        self._trial, self._left = [sequences[index]], steps - 1
+        self._trial = [sequences[index]]
+        self._left = steps - 1
         return [count if i == index else 0 for i in range(batch)]
 
 
@@ -386,7 +407,8 @@ class AutomaticPolicy(SpeculationPolicy):
                 if not any(counts):
                     return DraftPlan(counts, reason="no room")
             return DraftPlan(counts, self._plan.min_acceptance_prob, self._plan.reason)
-        self._planned, self._left = list(sequences), 0
+        self._planned = list(sequences)
+        self._left = 0
         if self.is_asleep:
             return DraftPlan([0] * len(sequences), reason=self._plan.reason)
         prices = prices_of(self.costs, sequences, len(sequences) * self.chooser.places)
@@ -428,7 +450,8 @@ class AutomaticPolicy(SpeculationPolicy):
 
     def stop(self, sequence: Sequence) -> None:
         self.chooser.stop(sequence)
-        self._planned, self._left = [], 0
+        self._planned = []
+        self._left = 0
 
     def _gains_alone(self, sequences: Seq[Sequence]) -> bool:
         """Return whether drafting would pay for the first of several sequences, if it were alone."""
@@ -458,7 +481,8 @@ def learn_rows(costs: CostModel, cost: StepCost, outcomes: Seq[DraftOutcome], si
 
     since: steps since the last from which that was learned.
     """
-    kind, batch = kind_of([outcome.sequence for outcome in outcomes]), len(outcomes)
+    kind = kind_of([outcome.sequence for outcome in outcomes])
+    batch = len(outcomes)
     if since < LEARN_STEPS and costs.knows(kind, batch, cost.num_rows):
         return False
     seconds = cost.seconds - cost.time_draft

@@ -70,13 +70,16 @@ class LearnedCurve:
     def add(self, count: int, seconds: float, share: float = 1.0) -> None:
         """Add one observation. share: its weight; n for the mean of n."""
         count = min(count, self._size - 1)
-        mean, weight = self._means.get(count), self._weights.get(count, 0.0)
+        mean = self._means.get(count)
+        weight = self._weights.get(count, 0.0)
         if mean is None:
             if self._means:  # the first of a count often includes allocations and the choice of kernels
                 seconds = min(seconds, COST_CLIP * float(self.table(count + 1)[count]))
             mean = seconds
         elif weight < COST_CLIP and seconds < mean / COST_CLIP:
-            mean, weight = seconds, 0.0  # the few before were the exception
+            # the few before were the exception
+            mean = seconds
+            weight = 0.0
         else:
             seconds = min(max(seconds, mean / COST_CLIP), mean * COST_CLIP)
             mean += share * (seconds - mean) / (weight + share)
@@ -95,7 +98,8 @@ class LearnedCurve:
         if self._stale or len(self._table) < most or form is not self._form:
             base = self._line(min(self._size, max(most, self.largest + 2))) if form is None else form
             self._table = self._compute(base, is_shape=form is not None)
-            self._tabled, self._form = dict(self._means), form
+            self._tabled = dict(self._means)
+            self._form = form
             self._stale = False
         return self._table
 
@@ -266,7 +270,8 @@ class CostModel:
         seen = sorted(key for key, curve in self._draft.items() if curve)
         if len(seen) < 2:
             return COST_GROWTH
-        few, many = seen[0], seen[-1]
+        few = seen[0]
+        many = seen[-1]
         most = min(self._draft[few].largest, self._draft[many].largest) + 1
         low, high = (float(self._draft[key].table(most)[1:most].sum()) for key in (few, many))
         return min(max(math.log(max(high, 1e-12) / max(low, 1e-12)) / math.log(many / few), 0.0), 1.0)
@@ -293,7 +298,8 @@ class CostModel:
             num_experts: that it read, in all layers.
         """
         more = num_experts - float(self._timed[rows]) if num_experts and rows < len(self._timed) else 0.0
-        key, rows = (kind, bucket(batch)), rounded(rows)
+        key = (kind, bucket(batch))
+        rows = rounded(rows)
         curve = self._target.get(key)
         if curve is None:
             curve = self._new_curve(key)
@@ -326,7 +332,8 @@ class CostModel:
             return
         before = self._given.sum() + self._num_choices
         if len(given) != len(self._given) or given.sum() < before:  # rows that were timed are no text's
-            self._given, self._num_choices = given, 0.0
+            self._given = given
+            self._num_choices = 0.0
         choices = given - self._given
         if choices.sum() <= EXPERTS_AGAIN * self._num_choices:
             return
@@ -373,9 +380,11 @@ class CostModel:
         for key, curve in timed.items():
             self._new_curve(key).take(curve)
             self._context[key] = steps._context[key]
-        alone, many = timed.get((KINDS[0], 1)), max(steps._experts, default=1)
+        alone = timed.get((KINDS[0], 1))
+        many = max(steps._experts, default=1)
         if alone is not None and many > 1 and not self._experts:
-            self._experts, seconds = dict(steps._experts), alone.table(many + 1)
+            self._experts = dict(steps._experts)
+            seconds = alone.table(many + 1)
             counts = sorted(self._experts)
             self._timed = np.interp(np.arange(many + 1), counts, [self._experts[count] for count in counts])
             further = max(self._experts[many] - self._experts[1], 1.0)
@@ -383,7 +392,9 @@ class CostModel:
 
     def take_drafts(self, other: CostModel) -> None:
         """Take what another model knows of a drafter."""
-        self._draft, self._idle, self._follow = other._draft, other._idle, other._follow
+        self._draft = other._draft
+        self._idle = other._idle
+        self._follow = other._follow
 
     def state(self) -> dict[str, Any]:
         """Return the model as plain numbers, for the next process; with costs of drafts, without those of steps, which

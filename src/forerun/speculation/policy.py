@@ -155,7 +155,8 @@ class PolicyByRequest(SpeculationPolicy):
     """
 
     def __init__(self, policies: Mapping[str, SpeculationPolicy], chosen: Callable[[Sequence], str | None]) -> None:
-        self._policies, self._chosen = dict(policies), chosen
+        self._policies = dict(policies)
+        self._chosen = chosen
         self._plans: dict[str, DraftPlan] = {}  # of the present step
 
     def plan(self, sequences: Seq[Sequence]) -> DraftPlan:
@@ -190,7 +191,8 @@ class PolicyByRequest(SpeculationPolicy):
                 return plan
             own = set(groups[name])
             return replace(plan, num_draft_tokens=[k if i in own else 0 for i, k in enumerate(plan.num_draft_tokens)])
-        num_draft_tokens, plans = [0] * len(sequences), []
+        num_draft_tokens = [0] * len(sequences)
+        plans = []
         for name, indices in groups.items():
             self._plans[name] = plan_of(self._policies[name], [sequences[index] for index in indices])
             plans.append(self._plans[name])
@@ -201,7 +203,8 @@ class PolicyByRequest(SpeculationPolicy):
         return DraftPlan(num_draft_tokens, least, drafting[0].reason, drafting[0].prices)
 
     def trim(self, plan: DraftPlan, sequences: Seq[Sequence], drafts: Seq[Draft]) -> DraftPlan:
-        num_draft_tokens, reason = list(plan.num_draft_tokens), plan.reason
+        num_draft_tokens = list(plan.num_draft_tokens)
+        reason = plan.reason
         for name, indices in self._groups(sequences).items():
             part = replace(self._plans[name], num_draft_tokens=[plan.num_draft_tokens[index] for index in indices])
             own = [sequences[index] for index in indices], [drafts[index] for index in indices]

@@ -150,7 +150,8 @@ def break_even(costs: CostsByK, num_draft_tokens: int) -> float | None:
     wanted = costs.seconds(num_draft_tokens) / costs.plain
     if wanted > num_draft_tokens + 1:
         return None
-    low, high = 0.0, 1.0
+    low = 0.0
+    high = 1.0
     for _ in range(_BISECTIONS):
         middle = (low + high) / 2
         if expected_tokens(middle, num_draft_tokens) < wanted:

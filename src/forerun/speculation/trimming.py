@@ -44,14 +44,17 @@ class TrimmingPolicy(SpeculationPolicy):
 
     def __init__(self, costs: CostModel | None = None, can_sleep: bool = False, learns: bool = False) -> None:
         self.costs = costs or CostModel()
-        self._can_sleep, self._most_vain = can_sleep, VAIN if learns else 0
+        self._can_sleep = can_sleep
+        self._most_vain = VAIN if learns else 0
         self._rests = False  # no sequence searches in the present step
         self._resting = DraftPlan([])  # its plan, which stands
         self._wakes = 0  # until this step
         self._steps = self._learned = 0  # planned, and the one from which costs were learned last
         self._priced: tuple[list[Sequence], list[float]] | None = None  # prices that stand, and for which sequences
         self._left = 0  # steps for which they stand
-        self._first, self._rest = PATIENCE, 1  # searches granted, and steps between those where none is left
+        # searches granted, and steps between those where none is left
+        self._first = PATIENCE
+        self._rest = 1
         self._vain = 0  # searches since the last of which a draft was kept
         self._asked = 0  # sequences for which the present step searches; 0 if it computes drafts besides
         self._search = 0.0  # mean seconds of a search
@@ -81,7 +84,8 @@ class TrimmingPolicy(SpeculationPolicy):
             prices = prices_of(self.costs, sequences, most * len(sequences))
             if prices is None:  # what a plain step costs is measured first
                 return DraftPlan([0] * len(sequences), reason="measuring")
-            self._priced, self._left = (list(sequences), prices), PLAN_STEPS
+            self._priced = (list(sequences), prices)
+            self._left = PLAN_STEPS
         self._left -= 1
         self._asked = sum(map(bool, num_draft_tokens))
         prices = self._priced[1]
@@ -98,7 +102,8 @@ class TrimmingPolicy(SpeculationPolicy):
             return DraftPlan([0] * len(drafts), plan.min_acceptance_prob, self._found)
         settled = [draft for draft in drafts if draft.is_settled]
         self._asked = 0 if settled else self._asked
-        rows, others = sum([len(draft) for draft in settled]), sum([sum(draft.accept_probs) for draft in settled])
+        rows = sum([len(draft) for draft in settled])
+        others = sum([sum(draft.accept_probs) for draft in settled])
         candidates = [() if draft.is_settled else draft.accept_probs for draft in drafts]
         counts, tokens, seconds = best_cut(candidates, prices[min(rows, len(prices) - 1) :], others)
         if not settled and tokens / seconds <= TRIM_GAIN * len(drafts) / prices[0]:
@@ -133,7 +138,8 @@ class TrimmingPolicy(SpeculationPolicy):
             self._learned = self._steps
 
     def stop(self, sequence: Sequence) -> None:
-        self._priced, self._wakes = None, 0
+        self._priced = None
+        self._wakes = 0
         self._granted.pop(sequence, None)
         self._due.pop(sequence, None)
 

@@ -23,7 +23,10 @@ SHAPE_STEP = 64
 """Numbers of rows that vary are padded to multiples of it: a CPU's products are compiled for each shape, and kept."""
 _REUSED_BYTES = 32 << 20
 """Tensors up to this size are kept for reuse; glibc allows no more."""
-_GLIBC_TRIM, _GLIBC_TOP_PAD, _GLIBC_MMAP, _GLIBC_ARENAS = -1, -2, -3, -8
+_GLIBC_TRIM = -1
+_GLIBC_TOP_PAD = -2
+_GLIBC_MMAP = -3
+_GLIBC_ARENAS = -8
 
 
 def reuse_memory() -> None:

@@ -72,7 +72,8 @@ def blocks(
     Raises:
         ConfigError: a block has fewer tokens than there are steps.
     """
-    config, size = head.config, head.config.block_size
+    config = head.config
+    size = head.config.block_size
     if rows.steps > size:
         raise ConfigError(f"blocks of {size} tokens draft no {rows.steps} tokens. Ask for {size}.")
     if config.context_tokens:
@@ -101,8 +102,10 @@ class _Layers(HeadLayer[BlockConfig]):
         normed = self.norm(f"{name}input_layernorm", x)
         positions = self.rows.positions[self.rows.active, None] + 1 + torch.arange(x.shape[1], device=x.device)
         query = self.heads(name, "q", normed, positions)
-        key, value = self.heads(name, "k", normed, positions), self.heads(name, "v", normed)
-        keys, values = self.heads(name, "k", context, self.rows.positions), self.heads(name, "v", context)
+        key = self.heads(name, "k", normed, positions)
+        value = self.heads(name, "v", normed)
+        keys = self.heads(name, "k", context, self.rows.positions)
+        values = self.heads(name, "v", context)
         found = attended(self.config, self.rows, query, (key, value), (keys, values))
         return self.feed_forward(x + self.linear(f"{name}self_attn.o_proj", found), name)
 
@@ -127,7 +130,8 @@ def blocks_of_pairs(
     """Compute `blocks` of a head with `context_tokens`."""
     layer = _PairLayer(head, config, dtype, rows, prefix="midlayer.", kept="slot_")
     wide = torch.float64 if dtype == torch.float64 else torch.float32
-    fused, following = layer.fused(states[rows.states].to(wide), augment), embeddings.to(wide)[rows.states + 1]
+    fused = layer.fused(states[rows.states].to(wide), augment)
+    following = embeddings.to(wide)[rows.states + 1]
     keys, values = layer.keys(layer.read(following, fused), rows.positions)
     own_embeddings = following[rows.active][:, None] + layer.weights["slot_embeddings"][: rows.steps].to(wide)
     own_states = fused[rows.active][:, None] + layer.weights["slot_states"][: rows.steps].to(wide)
@@ -147,7 +151,8 @@ class _PairLayer(HeadLayer[BlockConfig]):
 
     def keys(self, read: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Compute keys and values, [..., kv heads, head_dim], of rows at these positions."""
-        key, value = self.heads("k", read), self.heads("v", read)
+        key = self.heads("k", read)
+        value = self.heads("v", read)
         return rotated(key, positions, self.config.rope_theta), value
 
     def heads(self, kind: str, read: Tensor) -> Tensor:
@@ -188,7 +193,8 @@ def _attend_in_document(
     """Attend from one document's blocks: [a, slots, heads * head_dim]."""
     here = slice(segment.first_active, segment.last_active)
     key, value = (part[here] for part in own)
-    group, width = config.num_heads // config.num_kv_heads, config.head_dim
+    group = config.num_heads // config.num_kv_heads
+    width = config.head_dim
     count, slots = key.shape[:2]
     # [kv heads, group, a, slots, head_dim]
     q = query[here].view(count, slots, config.num_kv_heads, group, width).permute(2, 3, 0, 1, 4)
@@ -218,7 +224,8 @@ def choose_anchors(
     used = documents != NO_DOCUMENT
     packed = torch.arange(len(documents))[:, None].expand_as(documents)[used]
     of_active = packed[rows.states[rows.active]]
-    chosen, counts = [], []
+    chosen = []
+    counts = []
     for row, number in enumerate(numbers.tolist()):
         members = (of_active == row).nonzero().flatten()
         order = torch.randperm(len(members), generator=torch.Generator().manual_seed(number))[:count]
@@ -251,7 +258,8 @@ def position_weights(options: BlockTraining, steps: int) -> Tensor:
 
 def block_outputs(head: BlockHead, rows: HeadRows, inputs: HeadInputs) -> tuple[Tensor, Tensor]:
     """Compute the output layer's inputs of each block, [A, K, H], and the token before each, [A, K]."""
-    mask, dtype = mask_of(head, inputs.target), inputs.target.dtype
+    mask = mask_of(head, inputs.target)
+    dtype = inputs.target.dtype
     outputs = blocks(head, rows, inputs.states, inputs.embeddings, mask, dtype, inputs.augment)
     return outputs, rows.token_ids[rows.tokens.T]
 
@@ -273,7 +281,8 @@ def logit_parts(head: BlockHead, target: TrainingTarget, outputs: Tensor, before
     own = head.config.own_output_rows
     parts = [(outputs, head.get_parameter("lm_head.weight") if own else target.output_rows)]
     if head.config.markov_rank:
-        embedded, second = markov_before(head, target, before), head.get_parameter("markov_head.markov_w2.weight")
+        embedded = markov_before(head, target, before)
+        second = head.get_parameter("markov_head.markov_w2.weight")
         if head.config.markov_shared:  # of the same output rows
             return [(outputs + F.linear(embedded, second).to(outputs.dtype), parts[0][1])]
         parts.append((embedded.to(outputs.dtype), second))
@@ -305,7 +314,8 @@ def confidence_loss(
     return (losses * weights.to(losses.dtype)).sum()
 
 
-_OUTPUT, _OUTWARD = "lm_head.weight", "down_proj.weight"
+_OUTPUT = "lm_head.weight"
+_OUTWARD = "down_proj.weight"
 SLOT_SHARE = 0.3
 """Size of the slots' own vectors before training, over that of the vectors that they are added to."""
 
@@ -322,7 +332,8 @@ def load_start(folder: Path, config: BlockConfig, inference_target: LanguageMode
     """
     stored = load_head(folder, inference_target.num_layers if isinstance(inference_target, Model) else None)
     check_target(stored.fingerprint, inference_target, str(folder))
-    wanted, found = config.layer_of_pairs, stored.config
+    wanted = config.layer_of_pairs
+    found = stored.config
     if not isinstance(found, EagleConfig):
         raise ConfigError(
             f"{folder} holds a head of the kind {found.kind}, but an EAGLE-3 head is needed to start from."
@@ -352,7 +363,8 @@ def _narrow_feed_forward(tensors: dict[str, Tensor], width: int) -> dict[str, Te
 class BlockKind(HeadKind[BlockTraining]):
     """Trains block heads."""
 
-    module, drafter = BlockHead, Block
+    module = BlockHead
+    drafter = Block
 
     def __init__(self, options: BlockTraining) -> None:
         super().__init__(options, options.shape.block_size, options.shape.block_size)
@@ -402,7 +414,8 @@ class BlockKind(HeadKind[BlockTraining]):
 
     def summed_loss(self, head: BlockHead, inputs: HeadInputs, piece: Batch) -> Tensor:
         """Sum the loss as if there were a block for each wanted token."""
-        options, where = self.options, device_of(head)
+        options = self.options
+        where = device_of(head)
         _, wanted, documents, _, numbers = piece
         chosen, counts = choose_anchors(inputs.rows, wanted, documents, numbers, options.anchors)
         weights = (predicted(inputs.rows)[chosen] * counts[:, None]).to(where)

@@ -125,7 +125,8 @@ def write_card(folder: Path, record: dict[str, Any]) -> None:
 
 def render(record: dict[str, Any]) -> str:
     """Render the card as Markdown."""
-    data, held_out = record["data"], record["held_out"]
+    data = record["data"]
+    held_out = record["held_out"]
     unit = data.get("unit", "files")
     lines = [
         "---",

@@ -138,7 +138,8 @@ class Weights:
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._model = model
-        self.name, self.num_parameters = str(model.name_or_path), model.num_parameters()
+        self.name = str(model.name_or_path)
+        self.num_parameters = model.num_parameters()
         self.vocab_size = len(model.get_input_embeddings().weight)
 
     def embedding_rows(self, token_ids: Tensor) -> Tensor:
@@ -170,7 +171,8 @@ def pin_target(folder: Path, target: PreTrainedModel) -> None:
     Raises:
         ConfigError: the file is damaged, or the run there is one of another target.
     """
-    path, found = folder / FILE_NAME, target_fingerprint(Weights(target))
+    path = folder / FILE_NAME
+    found = target_fingerprint(Weights(target))
     if not path.exists():
         write_json(path, {TARGET: found}, error=ConfigError)
         return

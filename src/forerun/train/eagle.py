@@ -69,7 +69,8 @@ def unrolled(
     keys = [layer.keys(layer.read(embeddings[rows.states + 1], state), rows.positions)]
     state = state[rows.active]
     positions = rows.positions[rows.active]
-    outputs, fed_back = [], []
+    outputs = []
+    fed_back = []
     for step in range(rows.steps):
         embedding = embeddings[rows.tokens[step]]
         read = layer.read(embedding, state)
@@ -92,7 +93,8 @@ class _EagleLayer(HeadLayer[EagleConfig]):
     def read(self, embedding: Tensor, state: Tensor) -> Tensor:
         """Return the input of queries, keys and values; of an MTP layer, the input of the whole layer."""
         if self.config.is_mtp:
-            embedding, state = self.norm("enorm", embedding), self.norm("hnorm", state)
+            embedding = self.norm("enorm", embedding)
+            state = self.norm("hnorm", state)
         if self.config.version == 1:
             return self.linear("fc", torch.cat([embedding, state], -1))
         return torch.cat([self.norm("input_layernorm", embedding), self.norm("hidden_norm", state)], -1)
@@ -133,10 +135,13 @@ class _EagleLayer(HeadLayer[EagleConfig]):
 
         Not in bfloat16: products so small and of so many shapes take longer to compile than to compute.
         """
-        config, (first, *later_keys) = self.config, keys
-        group, width = config.num_heads // config.num_kv_heads, config.head_dim
+        config = self.config
+        (first, *later_keys) = keys
+        group = config.num_heads // config.num_kv_heads
+        width = config.head_dim
         own = slice(segment.first_active, segment.last_active)
-        count, step = own.stop - own.start, len(later_keys)
+        count = own.stop - own.start
+        step = len(later_keys)
         key, value = (part[segment.first : segment.last].transpose(0, 1) for part in first)
         # [kv heads, group * a, head_dim]
         q = query[own].view(count, config.num_kv_heads, group * width).transpose(0, 1)
@@ -173,7 +178,8 @@ def feature_loss(fed_back: Tensor, states: Tensor, targets: Targets) -> Tensor:
 class EagleKind(HeadKind[EagleTraining]):
     """Trains EAGLE heads, and MTP layers, which are EAGLE-1 layers behind two norms."""
 
-    module, drafter = EagleHead, Eagle
+    module = EagleHead
+    drafter = Eagle
 
     def __init__(self, options: EagleTraining) -> None:
         super().__init__(options, options.unroll)
@@ -196,7 +202,9 @@ class EagleKind(HeadKind[EagleTraining]):
 
     def summed_loss(self, head: EagleHead, inputs: HeadInputs, piece: Batch) -> Tensor:
         """Sum the loss over the unrolled steps."""
-        options, target, where = self.options, inputs.target, device_of(head)
+        options = self.options
+        target = inputs.target
+        where = device_of(head)
         rows = inputs.rows.to(where)
         outputs, fed_back = unrolled(head, rows, inputs.states, inputs.embeddings, inputs.target.dtype, inputs.augment)
         own = head.get_parameter("lm_head.weight") if head.config.own_output_rows else None

@@ -57,7 +57,8 @@ def top_probs_of(model: PreTrainedModel, tokens: Tensor, top: int, documents: Te
 
     documents: [B, T + 1], where a row holds several (`samples.Shard`).
     """
-    ids, probabilities = [], []
+    ids = []
+    probabilities = []
     for part in torch.split(torch.arange(len(tokens)), max(1, micro_tokens(model) // tokens.shape[1])):
         inputs = {"input_ids": tokens[part, :-1]}
         if documents is not None:
@@ -73,7 +74,8 @@ def write_on(model: PreTrainedModel, prompts: Tensor, new_tokens: int, temperatu
     """Continue prompts [B, P] by `new_tokens` tokens each, without distributions: [B, P + new_tokens]."""
     generator = torch.Generator(device=prompts.device).manual_seed(seed)
     cache = DynamicCache()
-    tokens, fed = [prompts], prompts
+    tokens = [prompts]
+    fed = prompts
     for _ in range(new_tokens):
         logits = model(input_ids=fed, past_key_values=cache, use_cache=True, logits_to_keep=1).logits
         fed = next_tokens(logits[:, -1], temperature, generator).unsqueeze(1)
@@ -116,7 +118,9 @@ def text_score(
     window: int = 1024,
 ) -> TextScore:
     """Score every byte of `texts` in windows of `window` tokens, each with half a window of context."""
-    nats, tokens, size = 0.0, 0, 0
+    nats = 0.0
+    tokens = 0
+    size = 0
     for text in texts:
         ids = [int(tokenizer.eos_token_id), *tokenizer(text, verbose=False)["input_ids"]]
         nats += _document_nats(model, torch.tensor([ids], device=model.device), window)
@@ -127,7 +131,8 @@ def text_score(
 
 def _document_nats(model: PreTrainedModel, ids: Tensor, window: int) -> float:
     """Sum over tokens 1.. of -log probability, each token scored once; ids [1, T]."""
-    total, scored = 0.0, 1
+    total = 0.0
+    scored = 1
     while scored < ids.shape[1]:
         start = max(0, scored - window // 2) if scored > 1 else 0
         piece = ids[:, start : start + window + 1]
@@ -148,7 +153,8 @@ def greedy_chains(matches: Tensor, length: int) -> Iterator[tuple[int, int]]:
             that starts at c - k.
         length: where the text ends.
     """
-    rows, at = matches.tolist(), 0
+    rows = matches.tolist()
+    at = 0
     while at + len(rows) < length:
         run = next((k for k, row in enumerate(rows) if not row[at + k]), len(rows))
         yield at, run
@@ -162,7 +168,8 @@ def expected_chains(overlaps: Tensor) -> tuple[int, list[float]]:
     """
     count, length = overlaps.shape
     starts = max(0, length - count)
-    alive, survived = torch.ones(starts), []
+    alive = torch.ones(starts)
+    survived = []
     for k in range(count):
         alive = alive * overlaps[k, k : k + starts]
         survived.append(float(alive.sum()))
@@ -171,7 +178,8 @@ def expected_chains(overlaps: Tensor) -> tuple[int, list[float]]:
 
 def acceptance_of(agreement: Sequence[Tensor], temperature: float, num_draft_tokens: int) -> list[HeldOutAcceptance]:
     """Aggregate the acceptance of each position of some texts, float32 [T] each; nothing where no draft fits them."""
-    steps, accepted = 0, torch.zeros(num_draft_tokens, dtype=torch.float64)
+    steps = 0
+    accepted = torch.zeros(num_draft_tokens, dtype=torch.float64)
     for row in agreement:
         each = row.expand(num_draft_tokens, -1)
         if temperature == 0:
@@ -184,7 +192,8 @@ def acceptance_of(agreement: Sequence[Tensor], temperature: float, num_draft_tok
             accepted += torch.tensor(survived, dtype=torch.float64)
     if not steps:
         return []
-    everything, counts = torch.cat([*agreement]), accepted.tolist()
+    everything = torch.cat([*agreement])
+    counts = accepted.tolist()
     found = HeldOutAcceptance(
         temperature=temperature,
         num_draft_tokens=num_draft_tokens,

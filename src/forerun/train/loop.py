@@ -49,8 +49,15 @@ class StageProgress:
     def __init__(
         self, console: Console, title: str, total: int, done: int = 0, enough: int = 1, *, end: float = math.inf
     ) -> None:
-        self._console, self._title, self._total, self._enough, self._end = console, title, total, enough, end
-        self._first, self._done, self._start, self._detail = done, done, time.monotonic(), ""
+        self._console = console
+        self._title = title
+        self._total = total
+        self._enough = enough
+        self._end = end
+        self._first = done
+        self._done = done
+        self._start = time.monotonic()
+        self._detail = ""
         columns = TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TextColumn("{task.fields[now]}")
         self._bar = Progress(*columns, console=console, disable=not console.is_terminal)
         self._task = self._bar.add_task(title, total=total, completed=done, now="")
@@ -70,11 +77,13 @@ class StageProgress:
     def show(self, done: int, detail: str = "", tokens: int = 0) -> None:
         """Show how many parts are done, what else there is to say, and the speed at which this took so many tokens."""
         speed = f"{tokens / (time.monotonic() - self._start):,.0f} tokens/s" if tokens else ""
-        self._done, self._detail = done, detail or speed
+        self._done = done
+        self._detail = detail or speed
         self._bar.update(self._task, completed=done, now=self._now())
 
     def _now(self) -> str:
-        spent, new = time.monotonic() - self._start, self._done - self._first
+        spent = time.monotonic() - self._start
+        new = self._done - self._first
         left = (self._total - self._done) * spent / new if new >= self._enough else math.inf
         left = max(0.0, min(left, self._end - time.monotonic()))
         return " · ".join(filter(None, [self._detail, f"about {_in_words(left)} left" if 0 < left < math.inf else ""]))
@@ -247,7 +256,8 @@ class Loop:
 
     def _several_steps(self, state: LoopState) -> float:
         """Do as many steps as losses are read at once; return their tokens per second."""
-        started, former = time.monotonic(), state.tokens
+        started = time.monotonic()
+        former = state.tokens
         values = []
         count = min(LOSSES_READ_EVERY[device_of(self.model).type], self.total_steps - state.step)
         for step in range(state.step, state.step + count):

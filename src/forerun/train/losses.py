@@ -146,7 +146,8 @@ def distillation_loss(
 
     draft_logits [..., V]; target_ids and target_probs [..., k]; an id is -1 where the draft does not have the token.
     """
-    logprobs, probs = at_tokens(draft_logits, target_ids), target_probs.masked_fill(target_ids < 0, 0)
+    logprobs = at_tokens(draft_logits, target_ids)
+    probs = target_probs.masked_fill(target_ids < 0, 0)
     return divergence(name, logprobs, probs, variation_share=variation_share).mean()
 
 

@@ -87,7 +87,8 @@ def accuracies(found: Iterable[tuple[HeadRows, Tensor]], num_heads: int) -> tupl
         found: rows and [K, N] ranks of the text's token among each head's predictions, at the position from whose state
             the target predicts it; below 0 where it does not count.
     """
-    tried, right = torch.zeros(num_heads), torch.zeros(num_heads, RANKS)
+    tried = torch.zeros(num_heads)
+    right = torch.zeros(num_heads, RANKS)
     for rows, ranks in found:
         starts = rows.states[rows.active].to(ranks.device)
         alive = torch.ones(len(starts), dtype=torch.bool, device=ranks.device)
@@ -106,7 +107,8 @@ def accuracies(found: Iterable[tuple[HeadRows, Tensor]], num_heads: int) -> tupl
 class MedusaKind(HeadKind[MedusaTraining]):
     """Trains Medusa heads, also in Hydra's order."""
 
-    module, drafter = MedusaHead, Medusa
+    module = MedusaHead
+    drafter = Medusa
 
     def __init__(self, options: MedusaTraining) -> None:
         super().__init__(options, options.shape.num_heads, options.shape.num_heads)
@@ -139,7 +141,9 @@ class MedusaKind(HeadKind[MedusaTraining]):
 
     def summed_loss(self, head: MedusaHead, inputs: HeadInputs, piece: Batch) -> Tensor:
         """Sum the loss over the heads."""
-        options, of_target, where = self.options, inputs.target.output_rows, device_of(head)
+        options = self.options
+        of_target = inputs.target.output_rows
+        where = device_of(head)
         rows = inputs.rows.to(where)
         outputs = head_outputs(head, rows, inputs.states, inputs.embeddings, inputs.target.dtype, inputs.augment)
         layers = output_layers(head, of_target)

@@ -22,10 +22,12 @@ class Float32Muon(torch.optim.Muon):
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """Update the parameters as PyTorch's class does."""
         for group in self.param_groups:
-            momentum, rate = group["momentum"], group["lr"]
+            momentum = group["momentum"]
+            rate = group["lr"]
             for parameter in group["params"]:
                 if parameter.grad is not None:
-                    state, (rows, columns) = self.state[parameter], parameter.shape
+                    state = self.state[parameter]
+                    (rows, columns) = parameter.shape
                     former = state.setdefault("momentum_buffer", torch.zeros_like(parameter))
                     former.lerp_(parameter.grad, 1 - momentum)
                     update = orthogonal(parameter.grad.lerp(former, momentum), group)
@@ -73,7 +75,8 @@ class Optimisers:
             self._add_adam(others, 0.0, fused=not on_cpu)
 
     def _add_adam(self, parameters: list[nn.Parameter], decay: float, *, fused: bool) -> None:
-        rate, betas = self.options.adam_lr, self.options.betas
+        rate = self.options.adam_lr
+        betas = self.options.betas
         self._all.append((torch.optim.AdamW(parameters, lr=rate, betas=betas, weight_decay=decay, fused=fused), rate))
 
     def step(self, progress: float, pool: Executor | None = None) -> Tensor:

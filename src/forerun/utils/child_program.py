@@ -52,7 +52,8 @@ def read_frame(file: BinaryIO) -> Answer | None:
     if len(head) < _LENGTHS.size:
         return None
     length, size = _LENGTHS.unpack(head)
-    text, blob = file.read(length), file.read(size)
+    text = file.read(length)
+    blob = file.read(size)
     return None if len(text) + len(blob) < length + size else (json.loads(text), blob)
 
 
@@ -158,7 +159,8 @@ def _take_first_steps(matcher: Any, end_id: int) -> None:
 def try_grammar(blob: bytes, key: str, num_tokens: int, end_id: int, kind: str) -> Answer:
     """Compile a grammar, whose text are the bytes, and follow it a little. Return why it cannot be followed, or the
     bytes of memory that it takes."""
-    tokenizer, before = _guidance(key, num_tokens, end_id), _resident()
+    tokenizer = _guidance(key, num_tokens, end_id)
+    before = _resident()
     try:
         _take_first_steps(compiled(tokenizer, kind, blob.decode()), end_id)
     except ValueError as error:
@@ -222,7 +224,8 @@ def main() -> None:
     _limit_memory(MEMORY)
     if RENDERS in sys.argv:
         _templates()
-    source, target = sys.stdin.buffer, sys.stdout.buffer
+    source = sys.stdin.buffer
+    target = sys.stdout.buffer
     while (frame := read_frame(source)) is not None:
         fields, answer = _answer(**frame[0], blob=frame[1])
         write_frame(target, {**fields, "resident": _resident()}, answer)

@@ -88,7 +88,8 @@ async def in_thread(
         executor: of the thread; None: the event loop's own.
         ended: called in the event loop when the thread is free again.
     """
-    caller, context = Caller(), copy_context()
+    caller = Caller()
+    context = copy_context()
     context.run(_caller.set, caller)
     future = asyncio.get_running_loop().run_in_executor(executor, context.run, work)
     # an exception may come when nobody waits for it any more
@@ -111,12 +112,14 @@ class _Child:
 
     def __init__(self, *arguments: str) -> None:
         command = [sys.executable, "-P", child_program.__file__, *arguments]
-        pipe, environment = subprocess.PIPE, os.environ | _ALONE | {"TOKENIZERS_PARALLELISM": "false"}
+        pipe = subprocess.PIPE
+        environment = os.environ | _ALONE | {"TOKENIZERS_PARALLELISM": "false"}
         self._process = subprocess.Popen(
             command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, env=environment, bufsize=-1
         )
         self.known: set[str] = set()
-        self.resident, self.idle_since = 0, 0.0
+        self.resident = 0
+        self.idle_since = 0.0
         self._is_late = False
 
     @property
@@ -231,7 +234,8 @@ class Children:
     def close(self) -> None:
         """End the idle children."""
         with self._lock:
-            idle, self._idle = self._idle, []
+            idle = self._idle
+            self._idle = []
         for child in idle:
             child.close()
 

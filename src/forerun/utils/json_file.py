@@ -30,7 +30,10 @@ REQUIRED: Any = object()
 """As a default: the key must be there."""
 
 _brief = Repr()
-_brief.maxlevel, _brief.maxstring, _brief.maxother, _brief.maxlong = 2, 60, 60, 30
+_brief.maxlevel = 2
+_brief.maxstring = 60
+_brief.maxother = 60
+_brief.maxlong = 30
 
 
 def read_json(path: str | Path, error: ErrorType, *, remedy: str = REMEDY, max_bytes: int = MAX_BYTES) -> Any:

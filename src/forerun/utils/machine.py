@@ -99,7 +99,8 @@ def _some(number: int | None) -> list[int]:
 def _sysconf(name: str) -> int | None:
     """Return the bytes of a count of pages; None if it is unknown."""
     try:
-        count, size = os.sysconf(name), os.sysconf("SC_PAGE_SIZE")
+        count = os.sysconf(name)
+        size = os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, ValueError, OSError):
         return None
     return count * size if count > 0 and size > 0 else None
@@ -136,7 +137,8 @@ def _cgroups(root: Path, controller: str) -> Iterator[tuple[Path, bool]]:
 
 
 def _limit(folder: Path, limit_file: str, use_file: str, prefix: str) -> Iterator[tuple[int, int]]:
-    limit, used = _read(folder / limit_file).strip(), _read(folder / use_file).strip()
+    limit = _read(folder / limit_file).strip()
+    used = _read(folder / use_file).strip()
     if limit.isdecimal() and used.isdecimal():  # "max": none
         stat = dict(line.split(" ", 1) for line in _read(folder / "memory.stat").splitlines() if " " in line)
         files = [stat.get(f"{prefix}{kind}_file", "") for kind in ("inactive", "active")]

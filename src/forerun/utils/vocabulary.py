@@ -27,7 +27,8 @@ def added_tokens(tokenizer: Any) -> dict[int, str]:
 
 def special_tokens(tokenizer: Any) -> dict[str, int]:
     """Return text -> id of the special tokens, named (such as the end of text) or merely added as special."""
-    texts, ids = getattr(tokenizer, "all_special_tokens", ()), getattr(tokenizer, "all_special_ids", ())
+    texts = getattr(tokenizer, "all_special_tokens", ())
+    ids = getattr(tokenizer, "all_special_ids", ())
     special = dict(zip(texts, ids, strict=True))
     for token_id, token in getattr(tokenizer, "added_tokens_decoder", {}).items():
         if getattr(token, "special", False):
@@ -63,7 +64,8 @@ def encode_text(tokenizer: Any, text: str, *, special: bool) -> list[int]:
     if len(text) > _LONG and _is_of_library(tokenizer):
         limit = _SECONDS + _SECONDS_PER_CHARACTER * len(text)
         try:
-            arguments, content = {"special": special}, text.encode()
+            arguments = {"special": special}
+            content = text.encode()
             _, ids = CHILDREN.perform("encode", arguments, content, seconds=limit, tokenizer=tokenizer)
         except TaskLimitError as error:
             raise PromptError(f"A text of {len(text):,} characters {error} to tokenize. Shorten it.") from None

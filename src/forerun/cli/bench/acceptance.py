@@ -44,7 +44,8 @@ def acceptance(
     json: JsonFile = None,
 ) -> None:
     """Measure the acceptance of drafts of K tokens by category and position, many prompts at once, without timing."""
-    cases, counts = compared.cases(), whole_numbers(settings.num_draft_tokens, "--num-draft-tokens")
+    cases = compared.cases()
+    counts = whole_numbers(settings.num_draft_tokens, "--num-draft-tokens")
     temperatures = non_negative(settings.temperatures, "--temperatures")
     model = chosen_model(model)
     chosen = choose_drafters(model, None, compared.drafters)
@@ -54,8 +55,10 @@ def acceptance(
     from forerun.lab.bench.prompts import prepare
     from forerun.lab.bench.recorded import acceptance_figures, drafter_facts, prompt_facts, target_facts
 
-    plain, most = open_plain(model, LLMOptions()), compared.max_tokens
-    prompts, rows = prepare(plain, cases, most), []
+    plain = open_plain(model, LLMOptions())
+    most = compared.max_tokens
+    prompts = prepare(plain, cases, most)
+    rows = []
     fixed: Any = {"tokenizer": plain.tokenizer, "seed": 0, "max_batch": MAX_BATCH, "prefix_reuse": OFF}
     for (name, spec), k in product(chosen.items(), counts):
         say(f"{name}, K={k}")

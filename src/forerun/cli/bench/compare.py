@@ -53,7 +53,8 @@ def compare(
     figures = options.comma_list(judged.figures, "--figures")
     if odd := [name for name in figures if name not in paired.WHAT]:
         raise ConfigError(f"--figures has {odd[0]!r}, but may have {', '.join(paired.WHAT)}.")
-    before, after = load(old), load(new)
+    before = load(old)
+    after = load(new)
     rows = paired.compare(before, after, figures, judged.tolerance)
     for name, each in (("old", before), ("new", after)):
         for text in weaknesses(each):

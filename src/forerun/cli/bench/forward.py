@@ -44,7 +44,8 @@ def forward(
 ) -> None:
     """Time one target forward of K rows: t(K) / t(1), and the bytes of weights read per second."""
     model = timed.model or DEFAULT_MODEL
-    counts, dtypes = whole_numbers(timed.rows, "--rows"), options.comma_list(timed.dtypes, "--dtypes")
+    counts = whole_numbers(timed.rows, "--rows")
+    dtypes = options.comma_list(timed.dtypes, "--dtypes")
     watch = begin(threads, json)
     from forerun.lab.bench import forward as bench
     from forerun.lab.bench.forward import measure_roof

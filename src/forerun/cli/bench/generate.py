@@ -58,7 +58,8 @@ def generate(
     json: JsonFile = None,
 ) -> None:
     """Time whole generations, batch 1: forerun's methods against Transformers', time per step, and acceptance."""
-    cases, counts = compared.cases(), draft_counts(settings.num_draft_tokens)
+    cases = compared.cases()
+    counts = draft_counts(settings.num_draft_tokens)
     temperature_list = non_negative(settings.temperatures, "--temperatures")
     assisted = whole_numbers(settings.assisted, "--assisted")
     chosen = choose_drafters(model := chosen_model(model), draft, compared.drafters)
@@ -107,7 +108,8 @@ class Speeds:
     """
 
     def __init__(self, about: str, drafters: Mapping[str, str]) -> None:
-        self._about, self._drafters = about, drafters
+        self._about = about
+        self._drafters = drafters
         self._firsts: dict[str, int] = {}
         self.tables: list[Table] = []
         self.prompts: list[PromptFacts] = []

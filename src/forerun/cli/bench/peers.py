@@ -52,7 +52,8 @@ def peers(
 
     if not chosen.peer:
         raise ConfigError("There is no peer to measure beside. Give at least one: --peer transformers=PYTHON.")
-    specs, cases = read_specs(chosen.peer), [case for each in compared.cases().values() for case in each]
+    specs = read_specs(chosen.peer)
+    cases = [case for each in compared.cases().values() for case in each]
     model = chosen_model(model)
     drafters = choose_drafters(model, None, compared.drafters)
     count = threads or cores()

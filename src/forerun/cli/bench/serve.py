@@ -147,7 +147,9 @@ def serve(
     from forerun.lab.results.schema import TargetFacts
 
     client_library()
-    loads, goal, urls = options.loads(), options.goal(), options.servers()
+    loads = options.loads()
+    goal = options.goal()
+    urls = options.servers()
     model = chosen_model(None, "MODEL") if model is None and not urls else model
     own = OwnServer(model, options.drafter, settings.quantize)
     if model is None:
@@ -155,7 +157,8 @@ def serve(
     elif options.ask_for is not None and not urls:
         raise ConfigError("--ask-for is for a server at --url, and there is none. Leave it out.")
     names = [*([OWN] if model else []), *urls]
-    baseline, prompts = DRIVER if options.in_process else names[-1], Prompts.of(compared.cases())
+    baseline = DRIVER if options.in_process else names[-1]
+    prompts = Prompts.of(compared.cases())
     watch = begin(threads, json)
     asks = prompts.requests(compared.max_tokens, options.temperature, options.ignore_eos)
     measured = asyncio.run(_measured(options, own, urls, asks, threads))

@@ -106,7 +106,8 @@ def _block_input(chain: GrowingChain, model: BlockModel) -> BlockInput:
 def _estimate(chains: list[GrowingChain], accept_probs: Tensor | None) -> None:
     """Set the estimates of each chain's next tokens. accept_probs: [rows]; None: the head has no estimate."""
     if accept_probs is not None:
-        values, start = accept_probs.tolist(), 0
+        values = accept_probs.tolist()
+        start = 0
         for chain in chains:
             chain.estimates = values[start : start + chain.num_rows]
             start += chain.num_rows

@@ -214,4 +214,5 @@ class ChainGrowth(Growth):
         rejected = len(chain.proposed) - num_proposed
         if rejected:
             chain.state.drop(len(chain.state.scratch) - rejected)
-        chain.unfed, chain.proposed = self._model.columns.readable(chain.tree.ids[-1:]), []
+        chain.unfed = self._model.columns.readable(chain.tree.ids[-1:])
+        chain.proposed = []

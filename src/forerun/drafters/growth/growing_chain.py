@@ -160,13 +160,16 @@ class GrowingChain:
 
     def noise(self, vocab_size: int) -> Tensor:
         """Return [num_rows, V] the noise that the target adds at the next positions."""
-        first, wanted = len(self.tree), self.num_rows
+        first = len(self.tree)
+        wanted = self.num_rows
         if self._noise is None or first + wanted > self._noise_from + len(self._noise):
-            params, length = self.sequence.params, len(self.sequence.token_ids)
+            params = self.sequence.params
+            length = len(self.sequence.token_ids)
             assert params.seed is not None
             end = min(self.max_nodes, first + max(wanted, _NOISE_AT_ONCE // vocab_size))
             keys = [NoiseKey(params.seed, self.sequence.choice, length + i) for i in range(first, end)]
-            self._noise, self._noise_from = keyed_gumbel(keys, vocab_size), first
+            self._noise = keyed_gumbel(keys, vocab_size)
+            self._noise_from = first
         at = first - self._noise_from
         return self._noise[at : at + wanted]
 

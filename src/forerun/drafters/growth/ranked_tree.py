@@ -69,7 +69,8 @@ class RankedTree(Tree):
         """Return these nodes alone. nodes: parents before their children."""
         chosen = list(nodes)
         part = Tree.part(self, chosen)
-        levels, accept_probs = self.levels, self.accept_probs
+        levels = self.levels
+        accept_probs = self.accept_probs
         return RankedTree(
             part.token_ids, part.parents, [levels[node] for node in chosen], [accept_probs[node] for node in chosen]
         )
@@ -80,7 +81,8 @@ class RankedTree(Tree):
         A trial succeeds if the node holds the token that was committed there. Where the output was cut at an accepted
         token, that one is next_token and not on the path.
         """
-        ids, path = self.ids, verdict.path
+        ids = self.ids
+        path = verdict.path
         committed = dict(zip([ROOT, *path], [*(ids[node] for node in path), verdict.next_token], strict=True))
         for node, parent in enumerate(self.parents):
             if parent in committed:

@@ -58,8 +58,12 @@ class DynamicExpansion:
     ) -> None:
         self.tree = RankedTree()
         self.frontier = [ROOT] if num_nodes > 0 and max_depth > 0 else []
-        self._num_nodes, self._max_depth, self._width = num_nodes, max_depth, width
-        self._min_gain, self._min_acceptance_prob, self._confidence = min_gain, min_acceptance_prob, confidence
+        self._num_nodes = num_nodes
+        self._max_depth = max_depth
+        self._width = width
+        self._min_gain = min_gain
+        self._min_acceptance_prob = min_acceptance_prob
+        self._confidence = confidence
         self._factors = confidence.factors()
         self._largest_factor = max(self._factors)
         self._best: list[int] = []
@@ -72,7 +76,8 @@ class DynamicExpansion:
 
     def expand(self, children: Seq[Seq[tuple[int, float]]]) -> None:
         """Add children to each node of the frontier: tokens and the draft model's probabilities of them, best first."""
-        tree, confidence = self.tree, self._confidence
+        tree = self.tree
+        confidence = self._confidence
         first = len(tree)
         lowest = self._min_acceptance_prob
         if len(self._best) == self._num_nodes:
@@ -92,7 +97,8 @@ class DynamicExpansion:
 
     def _choose_frontier(self, first: int) -> None:
         """Set the frontier to the best nodes from `first` on, or end the tree if growing deeper promises too little."""
-        accept_probs, expected = self.tree.accept_probs, self._expected
+        accept_probs = self.tree.accept_probs
+        expected = self._expected
         self._expected = sum(accept_probs[node] for node in self._best)
         self.frontier = [node for node in self._best if node >= first][: self._width]
         promised = sum(accept_probs[node] for node in self.frontier)  # if their children were sure
@@ -124,7 +130,8 @@ class ShapedExpansion:
         return len(self._below(node))
 
     def expand(self, children: Seq[Seq[tuple[int, float]]]) -> None:
-        tree, first = self.tree, len(self.tree)
+        tree = self.tree
+        first = len(self.tree)
         for node, candidates in zip(self.frontier, children, strict=True):
             # a distribution may hold too few tokens
             for position, (token_id, _) in zip(self._below(node), candidates, strict=False):
@@ -182,7 +189,8 @@ def draw_distinct(probs: Tensor, counts: Seq[int], generator: torch.Generator) -
         The tokens of each row in the order of draws; fewer where no others have any weight.
     """
     drawn: list[list[int]] = [[] for _ in counts]
-    rows, weights = list(range(len(counts))), probs
+    rows = list(range(len(counts)))
+    weights = probs
     while rows:
         cumulative = weights.cumsum(-1, dtype=torch.float64)  # in float32 the least probable tokens would be lost
         totals = cumulative[:, -1:]
@@ -251,7 +259,8 @@ class GrowingTree:
 
     def next_rows(self) -> tuple[list[int], list[int]]:
         """Return the tokens of the frontier's nodes, and the scratch rows that they follow."""
-        tree, frontier = self.expansion.tree, self.expansion.frontier
+        tree = self.expansion.tree
+        frontier = self.expansion.frontier
         ids = tree.ids
         parents = [self.rows.get(tree.parents[node], ROOT) for node in frontier]
         first = len(self.rows)
@@ -295,7 +304,9 @@ class TreeGrowth(Growth):
                 f"width is {width} and min_gain {min_gain}, but 1 <= width and 0 <= min_gain < 1 is needed."
             )
         self._shape: Literal["dynamic", "static"] = "static" if shape == "static" else "dynamic"
-        self._drawn, self._width, self._min_gain = drawn, width, min_gain
+        self._drawn = drawn
+        self._width = width
+        self._min_gain = min_gain
         self._confidence = {picking: Confidence() for picking in Picking}
         self._rates = {picking: Rates(_RATES * _DEPTHS) for picking in Picking}
         self._shapes: dict[tuple[Picking, int, int, float], RankedTree] = {}
@@ -354,11 +365,9 @@ class TreeGrowth(Growth):
             self._shapes.clear()
 
     def _plant(self, sequence: Sequence, max_nodes: int, min_acceptance_prob: float) -> GrowingTree:
-        picking, state, depth = (
-            picking_of(sequence),
-            self._model.states[sequence],
-            self._model.max_depth(sequence, max_nodes),
-        )
+        picking = picking_of(sequence)
+        state = self._model.states[sequence]
+        depth = self._model.max_depth(sequence, max_nodes)
         expansion: Expansion
         if self._shape == "static" or self._draws(picking):
             expansion = ShapedExpansion(self._best_shape(picking, max_nodes, depth, min_acceptance_prob))
@@ -374,7 +383,8 @@ class TreeGrowth(Growth):
         """Return the best shape by what has been measured so far; cached for `_REFRESH` drafts."""
         key = (picking, max_nodes, depth, min_acceptance_prob)
         if key not in self._shapes:
-            rates, width = self._rates[picking], self._num_ranks
+            rates = self._rates[picking]
+            width = self._num_ranks
             by_depth = [[rates.rate(d * width + rank) for rank in range(width)] for d in range(_DEPTHS)]
             self._shapes[key] = best_shape(by_depth, max_nodes, depth, min_acceptance_prob)
         return self._shapes[key]
@@ -385,7 +395,8 @@ class TreeGrowth(Growth):
         rows: dict[Picking, list[int]] = {}
         at = 0
         for tree in trees:
-            picking, size = picking_of(tree.state.sequence), len(tree.expansion.frontier)
+            picking = picking_of(tree.state.sequence)
+            size = len(tree.expansion.frontier)
             groups.setdefault(picking, []).append(tree)
             rows.setdefault(picking, []).extend(range(at, at + size))
             at += size

@@ -143,7 +143,8 @@ class Hybrid(CompositeDrafter):
     def draft(
         self, sequences: Seq[Sequence], num_draft_tokens: Seq[int], min_acceptance_prob: float = 0.0
     ) -> list[Draft]:
-        prices, self._prices = self._prices, None
+        prices = self._prices
+        self._prices = None
         drafting = [
             (sequence, min(most, MAX_NUM_DRAFT_TOKENS))
             for sequence, most in zip(sequences, num_draft_tokens, strict=True)
@@ -194,7 +195,8 @@ class Hybrid(CompositeDrafter):
         """Let a source draft."""
         if not wanted:
             return
-        sequences, counts = [sequence for sequence, _ in wanted], [count for _, count in wanted]
+        sequences = [sequence for sequence, _ in wanted]
+        counts = [count for _, count in wanted]
         drafts = checked_drafts(self._parts[number][1], sequences, counts, least)
         for sequence, count, draft in zip(sequences, counts, drafts, strict=True):
             self._given[sequence].drafts[number] = count, draft
@@ -296,7 +298,8 @@ class Hybrid(CompositeDrafter):
                 new_ids = step.sequence.token_ids[len(step.sequence.token_ids) - len(step.verdict.path) - 1 :]
                 path, judged = agreement(draft, new_ids)
                 if number == each.owner:
-                    path, judged = step.verdict.path, draft.num_candidates
+                    path = step.verdict.path
+                    judged = draft.num_candidates
                 count = count if judged == draft.num_candidates else judged
                 outcomes.append(DraftOutcome(step.sequence, count, draft.first(judged), Verdict(path, new_ids[-1])))
             chooser.observe(outcomes, self._plain, None)

@@ -183,7 +183,8 @@ class MemberStep:
         count = 0 if draft is None else len(draft)
         if draft is None or count > len(self.draft) or draft.ids != self.draft.ids[:count]:
             return None
-        merged, drafts = self.merged, self.drafts
+        merged = self.merged
+        drafts = self.drafts
         if merged is not None:
             merged = Merged(draft, [[pair for pair in pairs if pair[1] < count] for pairs in merged.kept_nodes])
         elif self.owner is not None:
@@ -214,7 +215,8 @@ def source_step(step: Step, given: MemberStep | None, number: int, all_needs: Ne
         return Step(
             step.sequence, given.drafts[number][1], step.verdict, step.num_computed, top, hidden_outputs, states
         )
-    path, draft = step.verdict.path, Draft.empty()
+    path = step.verdict.path
+    draft = Draft.empty()
     ids = step.draft.ids
     new_ids = [*(ids[node] for node in path), step.verdict.next_token]
     part_path: list[int] = []

@@ -34,7 +34,8 @@ class CopyDrafter(Drafter):
     """
 
     def __init__(self, prior: Seq[float] = COPY_RATES, source: str | None = None) -> None:
-        self._rates, self._source = Rates(prior), source
+        self._rates = Rates(prior)
+        self._source = source
         self._copied: dict[Sequence, tuple[int, list[int], list[int]]] = {}
         self._own: dict[Sequence, tuple[float, float, float]] = {}  # trials, accepted, and expected to be
 
@@ -81,7 +82,8 @@ class CopyDrafter(Drafter):
         """Return the probabilities that the tokens of a copy are accepted, as far as they exceed `least`."""
         tried, came, expected = self._own.get(sequence, (0.0, 0.0, 0.0))
         odds = odds_ratio(came, expected, tried - came, tried - expected, _OWN_WEIGHT)
-        probs, accept_prob = [], 1.0
+        probs = []
+        accept_prob = 1.0
         for length in lengths:
             accept_prob *= with_odds(self._rates.rate(length.bit_length()), odds)
             if accept_prob <= least:

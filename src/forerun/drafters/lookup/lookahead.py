@@ -35,7 +35,8 @@ class NgramPool:
     __slots__ = ("_max", "_per_token", "_pool", "_size")
 
     def __init__(self, per_token: int, max_ngrams: int) -> None:
-        self._per_token, self._max = per_token, max_ngrams
+        self._per_token = per_token
+        self._max = max_ngrams
         self._pool: dict[int, dict[Ngram, None]] = {}
         self._size = 0
 
@@ -92,7 +93,9 @@ class LookaheadWindow:
     __slots__ = ("_ages", "_columns", "_filler", "_num_rows", "_random")
 
     def __init__(self, width: int, num_rows: int, filler: Seq[int], seed: int) -> None:
-        self._num_rows, self._filler, self._random = num_rows, filler, Random(seed)
+        self._num_rows = num_rows
+        self._filler = filler
+        self._random = Random(seed)
         self._columns = [self._piece() for _ in range(width)]
         self._ages = [0] * width
 
@@ -194,7 +197,10 @@ class Lookahead(OneByOne):
                 f"most {MAX_NUM_DRAFT_TOKENS} are computed: (ngram - 1) * (window + guesses). Lower one of them."
             )
         self._whole_draft = rows - 1
-        self._width, self._num_rows, self._guesses, self._prompt_pool = window, ngram - 1, guesses, prompt_pool
+        self._width = window
+        self._num_rows = ngram - 1
+        self._guesses = guesses
+        self._prompt_pool = prompt_pool
         self._verify_window = verify_window
         self._end_of_text: frozenset[int] = frozenset()
         # by depth, and by rank among siblings, which are in the order of their n-grams
@@ -226,7 +232,8 @@ class Lookahead(OneByOne):
     def commit(self, steps: Seq[Step]) -> None:
         for step in steps:
             state = self._states[step.sequence]
-            pending, state.pending = state.pending, None
+            pending = state.pending
+            state.pending = None
             if pending is not None and pending.draft is step.draft:
                 self._learn(state, pending, step)
             if self._prompt_pool:
@@ -243,7 +250,8 @@ class Lookahead(OneByOne):
         # a column is num_rows nodes, less the root; the last row of column j stands num_rows - 1 + j deep
         columns = min(self._width, (max_nodes - n + 1) // self._num_rows, sequence.room - self._num_rows + 2)
         last_row: list[int] = []
-        token_ids, parents = guesses.ids, guesses.parents
+        token_ids = guesses.ids
+        parents = guesses.parents
         if columns > 0:
             below, last_row = window_parents(columns, self._num_rows)
             token_ids = token_ids + state.window.token_ids(columns)
@@ -274,11 +282,14 @@ class Lookahead(OneByOne):
 
     def _learn(self, state: LookaheadState, pending: PendingDraft, step: Step) -> None:
         assert step.verdict is not None
-        ids, path = pending.draft.ids, step.verdict.path  # with verify_window the path may not be one of candidates
+        # with verify_window the path may not be one of candidates
+        ids = pending.draft.ids
+        path = step.verdict.path
         pending.candidates.observe_tokens(self._rates, [*(ids[node] for node in path), step.verdict.next_token])
         if step.top_tokens is None or state.window is None:
             return
-        n, best = len(pending.draft), step.top_tokens[:, 0].tolist()
+        n = len(pending.draft)
+        best = step.top_tokens[:, 0].tolist()
         last_token = step.sequence.token_ids[-len(step.verdict.path) - 2]
         computed = [best[node - n] for node in pending.last_row]
         for head, rest in state.window.advance(last_token, computed, self._end_of_text):
@@ -286,7 +297,8 @@ class Lookahead(OneByOne):
 
     def _index(self, state: LookaheadState, step: Step) -> None:
         """Put the n-grams of the prompt, as far as it is computed, into the pool."""
-        token_ids, size = step.sequence.token_ids, self._num_rows
+        token_ids = step.sequence.token_ids
+        size = self._num_rows
         end = min(step.num_computed, step.sequence.num_prompt)
         for at in range(state.num_indexed, end - size):
             state.pool.push(token_ids[at], tuple(token_ids[at + 1 : at + 1 + size]))

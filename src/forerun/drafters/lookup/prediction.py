@@ -55,7 +55,8 @@ class Follower:
             return
         found = self._find(output)
         if found is None:
-            self.at, self.matched = min(self.at + 1, len(self.prediction)), 0
+            self.at = min(self.at + 1, len(self.prediction))
+            self.matched = 0
         else:
             self.at, self.matched = found
 
@@ -67,18 +68,21 @@ class Follower:
         middle = bisect_left(positions, self.at)
         nearest = positions[middle : middle + _CANDIDATES]
         nearest += positions[max(0, middle - _CANDIDATES) : middle][::-1]
-        best, length = nearest[0], 0
+        best = nearest[0]
+        length = 0
         for position in nearest:
             matched = self._match(output, position, length)
             if matched > length:
-                best, length = position, matched
+                best = position
+                length = matched
                 if length == MAX_MATCH:
                     break
         return best + 1, length
 
     def _match(self, output: list[int], position: int, beyond: int) -> int:
         """Return how many tokens up to this position match the output's end; 0 if not more than `beyond`."""
-        prediction, end = self.prediction, len(output) - 1
+        prediction = self.prediction
+        end = len(output) - 1
         if beyond > position or beyond > end or prediction[position - beyond] != output[end - beyond]:
             return 0
         length = 1

@@ -17,13 +17,15 @@ class NgramIndex:
     __slots__ = ("_ends", "_max", "_min", "_num_indexed")
 
     def __init__(self, min_ngram: int, max_ngram: int) -> None:
-        self._min, self._max = min_ngram, max_ngram
+        self._min = min_ngram
+        self._max = max_ngram
         self._ends: dict[tuple[int, ...], int] = {}
         self._num_indexed = 0
 
     def update(self, token_ids: list[int]) -> None:
         """Index the n-grams that end before the last token. An n-gram at the very end would only find itself."""
-        ends, sizes = self._ends, range(self._min, self._max + 1)
+        ends = self._ends
+        sizes = range(self._min, self._max + 1)
         for end in range(self._num_indexed + 1, len(token_ids)):
             for size in sizes:
                 if size > end:
@@ -65,7 +67,8 @@ class PromptLookup(CopyDrafter):
                 f"min_ngram is {min_ngram} and max_ngram {max_ngram}, but 1 <= min_ngram <= max_ngram is needed."
             )
         super().__init__()
-        self._min, self._max = min_ngram, max_ngram
+        self._min = min_ngram
+        self._max = max_ngram
         self._indices: dict[Sequence, NgramIndex] = {}
 
     @property

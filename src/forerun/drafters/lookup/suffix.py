@@ -45,8 +45,11 @@ class SuffixAutomaton:
 
     def __init__(self, counted_links: int = _COUNTED_LINKS) -> None:
         self._counted_links = counted_links
-        self._link, self._length, self._count = array("i", [-1]), array("i", [0]), array("i", [0])
-        self._token, self._target = array("i", [-1]), array("i", [-1])
+        self._link = array("i", [-1])
+        self._length = array("i", [0])
+        self._count = array("i", [0])
+        self._token = array("i", [-1])
+        self._target = array("i", [-1])
         self._branches: dict[int, dict[int, int]] = {}
         self.num_tokens = 0
         """Tokens held: those of all texts, what texts have in common from their beginnings counted once."""
@@ -131,11 +134,14 @@ class SuffixAutomaton:
     def _append(self, end: int, token: int) -> int:
         """Add a state for a string that has not occurred yet."""
         new = self._new_state(self._length[end] + 1)
-        tokens, targets, links = self._token, self._target, self._link
+        tokens = self._token
+        targets = self._target
+        links = self._link
         state = end
         while state >= 0:
             if targets[state] < 0:
-                tokens[state], targets[state] = token, new
+                tokens[state] = token
+                targets[state] = new
             else:
                 following = self.follow(state, token)
                 if following >= 0:
@@ -165,8 +171,12 @@ class SuffixAutomaton:
 
     def _count_suffixes(self, end: int, token: int) -> None:
         """Count one more occurrence of every suffix, and update the most frequent continuations."""
-        counts, tokens, targets, links = self._count, self._token, self._target, self._link
-        state, counted = end, -1
+        counts = self._count
+        tokens = self._token
+        targets = self._target
+        links = self._link
+        state = end
+        counted = -1
         for _ in range(self._counted_links):
             if tokens[state] == token:  # most states have no other
                 following = targets[state]
@@ -177,7 +187,8 @@ class SuffixAutomaton:
                 if following != counted:
                     counts[following] += 1
                 if counts[following] >= counts[targets[state]]:
-                    tokens[state], targets[state] = token, following
+                    tokens[state] = token
+                    targets[state] = following
             counted = following
             state = links[state]
             if state < 0:
@@ -194,7 +205,8 @@ class SuffixAutomaton:
     def _set(self, state: int, token: int, target: int) -> None:
         """Set the transition of a token from a state to another."""
         if self._target[state] < 0:
-            self._token[state], self._target[state] = token, target
+            self._token[state] = token
+            self._target[state] = target
             return
         branches = self._branches.get(state)
         if self._token[state] == token:
@@ -249,7 +261,8 @@ class SharedText:
     def make_room(self) -> int:
         """Return how many tokens may be written now, at least one; the oldest half is dropped if there is no space."""
         if self.young.num_tokens >= self._half:
-            self.old, self.young = self.young, SuffixAutomaton()
+            self.old = self.young
+            self.young = SuffixAutomaton()
             for sharer in self.sharers:
                 sharer.turn(self.young)
         return self._half - self.young.num_tokens
@@ -268,7 +281,8 @@ class Sharer:
 
     def turn(self, young: SuffixAutomaton) -> None:
         """Continue in a new young text; what this sequence wrote into the old one remains its longest match."""
-        self._reading, self._writing = self._writing, SuffixPosition(young)
+        self._reading = self._writing
+        self._writing = SuffixPosition(young)
 
     def write(self, token_ids: list[int]) -> None:
         """Append the sequence's next tokens."""
@@ -276,7 +290,8 @@ class Sharer:
         while start < len(token_ids):
             block = token_ids[start : start + self._text.make_room()]
             start += len(block)
-            position, reading = self._writing, self._reading
+            position = self._writing
+            reading = self._reading
             for token in block:
                 position.state = position.text.add(position.state, token)
                 if reading is not None:
@@ -297,7 +312,8 @@ class Tenants:
     """
 
     def __init__(self, max_tokens: int = MAX_SHARED_TOKENS, max_idle: int = _IDLE_TENANTS) -> None:
-        self._max_tokens, self._max_idle = max_tokens, max_idle
+        self._max_tokens = max_tokens
+        self._max_idle = max_idle
         self._busy: dict[str, SharedText] = {}
         self._idle: OrderedDict[str, SharedText] = OrderedDict()
 
@@ -436,5 +452,7 @@ class Suffix(CopyDrafter):
         for position in own.sharer.positions() if own.sharer is not None else ():
             other, other_length = position.text.continued(position.state, position.length)
             if other_length > length:
-                text, state, length = position.text, other, other_length
+                text = position.text
+                state = other
+                length = other_length
         return text, state, length

@@ -45,7 +45,9 @@ class Successors:
     __slots__ = ("_base", "_leaders", "_rows", "_slots", "_steady", "_vocab_size", "_width")
 
     def __init__(self, vocab_size: int, width: int, base: Matrix | None = None) -> None:
-        self._vocab_size, self._width, self._base = vocab_size, width, base
+        self._vocab_size = vocab_size
+        self._width = width
+        self._base = base
         self._slots: dict[int, int] = {}
         self._rows: Matrix = np.empty((64, width), np.int32)
         self._leaders: list[int] = []
@@ -73,7 +75,9 @@ class Successors:
 
         top: [n, k], most probable first; of equal token_ids the last counts.
         """
-        slots, leaders, steady = self._slots, self._leaders, self._steady
+        slots = self._slots
+        leaders = self._leaders
+        steady = self._steady
         at: list[int] = []
         for token_id, leader in zip(token_ids, top[:, 0].tolist(), strict=True):
             slot = slots.get(token_id)
@@ -176,7 +180,9 @@ class Recycling(OneByOne):
                 "accepted. Leave it out."
             )
         self._needs = Needs(top_tokens=width, prompt_rows=learn_prompt)
-        self._width, self._share, self._path = width, share, matrix
+        self._width = width
+        self._share = share
+        self._path = matrix
         self._vocab_size = 0
         self._tokenizer: Any = None
         self._base: Matrix | None = None
@@ -199,7 +205,8 @@ class Recycling(OneByOne):
 
     def bind(self, binding: Binding) -> None:
         """Read the saved matrix. Raises DrafterError if it cannot be read or was saved for another vocabulary."""
-        self._vocab_size, self._tokenizer = binding.target.vocab_size, binding.tokenizer
+        self._vocab_size = binding.target.vocab_size
+        self._tokenizer = binding.tokenizer
         if self._path is not None:
             self._base = load_matrix(self._path, self._vocab_size, self._columns, self._tokenizer)
         self._shared = self._new() if self._share else None
@@ -255,7 +262,8 @@ class Recycling(OneByOne):
         return Successors(self._vocab_size, self._columns, self._base)
 
     def _draft(self, sequence: Sequence, max_nodes: int, min_acceptance_prob: float) -> Draft:
-        successors, order = self._successors[sequence], self._order
+        successors = self._successors[sequence]
+        order = self._order
 
         def children(token_id: int, depth: int) -> list[Child[int]]:
             tokens, steady = successors.of(token_id)
@@ -290,7 +298,8 @@ def _seen(step: Step) -> tuple[list[int], np.ndarray[Any, np.dtype[np.int64]]]:
     drafted = step.draft.ids
     if not drafted and len(top) == 1:
         return step.sequence.token_ids[-2:-1], top
-    n, path = len(drafted), step.verdict.path
+    n = len(drafted)
+    path = step.verdict.path
     before = len(step.sequence.token_ids) - len(path) - 1  # tokens there were when this was drafted
     first = len(top) - n - 1
     token_ids = [*drafted[::-1], *step.sequence.token_ids[before - 1 - first : before], *(drafted[i] for i in path)]

@@ -240,7 +240,8 @@ class DraftingModel(Generic[State]):
         num_rows: rows of each draft, which are fed beside the sequence's tokens.
         """
         self._prefill_policy.record_drafts(compress(sequences, num_draft_tokens))
-        pool, affordable = self.model.pool, []
+        pool = self.model.pool
+        affordable = []
         if pool is None or pool.num_pages is None:
             return list(num_draft_tokens)
         available = pool.num_available

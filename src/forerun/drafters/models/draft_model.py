@@ -26,7 +26,8 @@ class SharedVocabulary:
     """
 
     def __init__(self, model_size: int, target_size: int) -> None:
-        self._model_size, self._target_size = model_size, target_size
+        self._model_size = model_size
+        self._target_size = target_size
 
     @property
     def num_columns(self) -> int:
@@ -65,7 +66,9 @@ class DraftSource:
 
     def __init__(self, model: str | Path | LanguageModel | None, dtype: str | None, quantize: str | None) -> None:
         check_draft_quantization(quantize, model, dtype)
-        self._model, self._dtype, self._quantize = model, dtype, quantize
+        self._model = model
+        self._dtype = dtype
+        self._quantize = quantize
         self._loaded: LanguageModel | None = None
 
     def to_load(self, target_name: str) -> tuple[NamedModel, ...]:

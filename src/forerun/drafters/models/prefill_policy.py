@@ -34,7 +34,8 @@ class PrefillPolicy:
 
     def start(self, sequence: Sequence) -> None:
         """Register a sequence."""
-        self._shares[sequence], self._lengths[sequence] = self._overall_share, len(sequence.token_ids)
+        self._shares[sequence] = self._overall_share
+        self._lengths[sequence] = len(sequence.token_ids)
 
     def stop(self, sequence: Sequence) -> None:
         """Forget a sequence."""
@@ -60,7 +61,8 @@ class PrefillPolicy:
     def _count(self, sequence: Sequence) -> float:
         """Count a step in which the sequence might have drafted, or several without a draft, one per token, and return
         its share."""
-        drafted, length = float(sequence in self._drafting), len(sequence.token_ids)
+        drafted = float(sequence in self._drafting)
+        length = len(sequence.token_ids)
         steps = 1 if drafted else max(length - self._lengths[sequence], 1)
         self._drafting.discard(sequence)
         self._lengths[sequence] = length

@@ -25,7 +25,9 @@ def prefix_of(body: object, tenant: str | None, session: str) -> Prefix:
     Args:
         session: name of the conversation by the client; empty without one.
     """
-    keys, lengths, length = [], [], 0
+    keys = []
+    lengths = []
+    length = 0
     key = blake2b(repr(tenant).encode(), digest_size=8).digest()
     if isinstance(body, Mapping):
         for number, piece in enumerate(_pieces(body)):
@@ -76,7 +78,8 @@ class Affinity(Generic[R]):
     """
 
     def __init__(self, slack: int, most: int = _MOST_KEYS) -> None:
-        self._slack, self._most = slack, most
+        self._slack = slack
+        self._most = most
         self._holders: OrderedDict[Hashable, set[R]] = OrderedDict()
         self._num_sent: dict[R, int] = {}
 

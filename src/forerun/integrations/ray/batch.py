@@ -45,7 +45,9 @@ class RayWorker:
         self, model: str, drafter: str, llm: Mapping[str, Any], threads: int, name: str, seed: int | None
     ) -> None:
         self._of_model = (model, drafter, {**llm})
-        self._threads, self._name, self._seed = threads, name, seed
+        self._threads = threads
+        self._name = name
+        self._seed = seed
         self._loaded: tuple[LLM, EngineThread] | None = None
         self._loading = threading.Lock()
 
@@ -70,7 +72,8 @@ class RayWorker:
         num_tokens = num_cached = 0
         for index, answer in run.answers(missing):
             yield BatchAnswer(index, answer, run.num_tokens - num_tokens, run.num_cached_tokens - num_cached)
-            num_tokens, num_cached = run.num_tokens, run.num_cached_tokens
+            num_tokens = run.num_tokens
+            num_cached = run.num_cached_tokens
 
 
 def answer_on_ray(
@@ -106,7 +109,8 @@ def answer_on_ray(
         on_loaded()
         num_tokens = num_cached = 0
         for answered in pool.run(ranges_of(requests, options.replicas)):
-            num_tokens, num_cached = num_tokens + answered.num_tokens, num_cached + answered.num_cached_tokens
+            num_tokens = num_tokens + answered.num_tokens
+            num_cached = num_cached + answered.num_cached_tokens
             journal.add(answered.index, answered.answer)
             on_answer(num_tokens, num_cached)
 

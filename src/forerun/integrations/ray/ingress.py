@@ -49,7 +49,8 @@ class Ingress:
     def __init__(
         self, replicas: Any, options: ServerOptions, metrics: HTTPMetrics, metrics_at: Callable[[], str]
     ) -> None:
-        self._replicas, self._metrics_at = replicas, metrics_at
+        self._replicas = replicas
+        self._metrics_at = metrics_at
         self.app, self.middleware = with_middleware(self._handle, options, metrics)
 
     async def _handle(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -34,7 +34,8 @@ class WorkerPool:
     """
 
     def __init__(self, num_workers: int, start: Callable[[], Any], call: Callable[[Any, ByteRange], Any]) -> None:
-        self._start, self._call = start, call
+        self._start = start
+        self._call = call
         self._workers: dict[int, Any] = {}
         self._calls: dict[Any, Call] = {}
         self._lost: deque[ByteRange] = deque()
@@ -58,7 +59,8 @@ class WorkerPool:
             try:
                 ray.get(ready)
             except Exception as error:
-                failure, num_deaths = to_forerun_error(error), num_deaths + 1
+                failure = to_forerun_error(error)
+                num_deaths = num_deaths + 1
                 if not isinstance(failure, ReplicaError):
                     raise failure from None
                 if num_deaths == _MOST_DEATHS:

@@ -28,7 +28,8 @@ class Replica:
     """
 
     def __init__(self, service: Service, name: str) -> None:
-        self._service, self._name = service, name
+        self._service = service
+        self._name = name
         self._app: ASGIApp = make_app(service, lambda: False)
 
     async def answer(self, request: ForwardedRequest) -> AsyncGenerator[list[Message], None]:

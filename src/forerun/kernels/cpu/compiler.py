@@ -132,7 +132,8 @@ def _exit_code(
 ) -> int:
     """Wait for all commands to end, or one to fail. Whatever else ends this, Ctrl-C included, kills their process
     groups."""
-    waiting, running = deque(commands), list[subprocess.Popen[bytes]]()
+    waiting = deque(commands)
+    running = list[subprocess.Popen[bytes]]()
     end = time.monotonic() + limit
     try:
         while waiting or running:
@@ -218,7 +219,8 @@ def library_path(
     if base is None:
         raise NativeUnavailableError("There is no home folder to keep them in.", f"Set the variable {HOME_VARIABLE}.")
     here = digest("\n".join((recipe, *machine.features(), *platform.libc_ver())).encode())
-    kept, compiler = base / KERNELS_FOLDER, find_compiler()
+    kept = base / KERNELS_FOLDER
+    compiler = find_compiler()
     if compiler is None:
         for folder in sorted(kept.glob(f"{here[:16]}-*")):  # compiled when there was a compiler
             if _is_sound(folder, recipe):
@@ -253,10 +255,12 @@ def compile_into(
         CompilationError: it fails, or takes longer than `limit` seconds.
         NativeUnavailableError: the folder cannot be written.
     """
-    recipe, files = _recipe(sources), sorted(sources.glob("*.cpp"))
+    recipe = _recipe(sources)
+    files = sorted(sources.glob("*.cpp"))
     flags = [*FLAGS, *extra]
     with whole_folder(folder, _unwritable) as new:
-        library, objects = new / LIBRARY, [str(path) for path in files]
+        library = new / LIBRARY
+        objects = [str(path) for path in files]
         if len(files) > 1:
             objects = [str(new / f"{path.stem}.o") for path in files]
             pairs = zip(files, objects, strict=True)
@@ -290,7 +294,8 @@ def _refuse_what_failed(folder: Path) -> None:
     file = _failure_file(folder)
     try:
         facts = Fields.read(file, ValueError)
-        reason, remedy = facts.string("reason"), facts.string("remedy")
+        reason = facts.string("reason")
+        remedy = facts.string("remedy")
     except ValueError:
         return
     raise _with_retry(reason, remedy, file)

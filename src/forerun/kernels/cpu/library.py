@@ -110,7 +110,8 @@ class Library:
         self._functions = functions
         for name, (result, arguments) in HEADER.signatures().items():
             function = getattr(functions, name)
-            function.restype, function.argtypes = result, arguments
+            function.restype = result
+            function.argtypes = arguments
         for name in _COMPUTING:
             getattr(functions, f"forerun_{name}").errcheck = _check
         self.best = _LEVELS[functions.forerun_best_instructions()]

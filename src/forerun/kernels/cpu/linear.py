@@ -79,7 +79,8 @@ def weight_memory(nbytes: int) -> Tensor:
             new = _mapped(max(_CHUNK, nbytes)) if folder is None else _mapped_file(folder, max(_CHUNK, nbytes))
             if nbytes >= _CHUNK:
                 return new[:nbytes]
-            chunk, start = new, 0
+            chunk = new
+            start = 0
         _chunks[folder] = chunk, start + nbytes
         return chunk[start : start + nbytes]
 
@@ -136,7 +137,8 @@ class NativeLinear(nn.Module):
         self.out_features, self.in_features = weight.shape
         self.kind = weight_layout(weight.dtype if isinstance(weight, Tensor) else weight.form)
         self._library = library
-        self._span, factor = span_of(weight.form) if not isinstance(weight, Tensor) else 1, None
+        self._span = span_of(weight.form) if not isinstance(weight, Tensor) else 1
+        factor = None
         if isinstance(weight, QuantizedWeight) and weight.group is None:
             factor = weight.scale[:, 0]
         elif isinstance(weight, QuantizedWeight) and isinstance(weight.zero, Tensor):
@@ -255,7 +257,8 @@ def _in_float16(scale: Tensor) -> tuple[Tensor, Tensor]:
     factor = torch.ldexp(torch.ones_like(scale[:, :1]), exponent - 16)
     halves = (scale / factor).half()
     if scale.shape[1] == 1 and not torch.equal(halves.float() * factor, scale):
-        halves, factor = torch.ones_like(halves), scale
+        halves = torch.ones_like(halves)
+        factor = scale
     if not torch.equal(halves.float() * factor, scale):
         raise ModelLoadError("its scales differ too much for float16. Load the model with quantize='none'.")
     return halves, factor[:, 0]
@@ -296,7 +299,8 @@ def _packed(library: Library, kind: int, weight: Tensor | QuantizedWeight | Bloc
 
 
 def _pack_blocks(library: Library, kind: int, weight: BlockWeight, packed: Tensor) -> None:
-    blocks, order = np.ascontiguousarray(weight.blocks), None
+    blocks = np.ascontiguousarray(weight.blocks)
+    order = None
     if weight.order is not None:
         order = weight.order.contiguous().numpy()
         _check_rows(order, len(blocks))

@@ -88,7 +88,8 @@ class PageLayout:
     def __init__(self, shapes: Sequence[Shape], dtype: torch.dtype) -> None:
         if dtype not in CACHE_FORMATS:
             raise ValueError(f"pages hold {', '.join(map(str, CACHE_FORMATS))}, not {dtype}")
-        self.shapes, self.dtype = list(shapes), dtype
+        self.shapes = list(shapes)
+        self.dtype = dtype
         self.layer_starts: list[int] = []
         self._runs: list[_Run] = []
         self._positions: list[tuple[_Run, int]] = []  # by layer, its run and its index there
@@ -113,7 +114,8 @@ class PageLayout:
         """Copy the first `count` slots of one page to another."""
         groups, lanes = divmod(count, LANES)
         for run in self._runs:
-            old, new = run.keys(source), run.keys(target)
+            old = run.keys(source)
+            new = run.keys(target)
             new[:, :, :groups] = old[:, :, :groups]
             if lanes:
                 new[:, :, groups, :lanes] = old[:, :, groups, :lanes]
@@ -126,7 +128,8 @@ class PageLayout:
         float32 numbers that they stand for."""
         run, index = self._positions[layer]
         heads, key_width, value_width = run.shape
-        keys, values = [pages[0].new_empty(heads, 0, key_width)], [pages[0].new_empty(heads, 0, value_width)]
+        keys = [pages[0].new_empty(heads, 0, key_width)]
+        values = [pages[0].new_empty(heads, 0, value_width)]
         scales = [torch.empty(2, heads, 0)]
         for page, offsets in by_page(slots):
             keys.append(run.keys(pages[page])[index][:, offsets // LANES, offsets % LANES])
@@ -188,7 +191,8 @@ class PageLayout:
                 done += len(at)
 
     def _move_natively(self, library: Library, addresses: NDArray[np.uint64], slots: Sequence[int], start: int) -> None:
-        shapes, moved = np.array(self.shapes, np.int32), np.array(slots, np.int64)
+        shapes = np.array(self.shapes, np.int32)
+        moved = np.array(slots, np.int64)
         starts = np.array(self.layer_starts, np.int64) * self.dtype.itemsize
         library.move_slots(
             addresses.ctypes.data,

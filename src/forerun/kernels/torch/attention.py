@@ -28,14 +28,17 @@ def attend(query: Tensor, keys: Tensor, values: Tensor, partition: Partition, fo
         [n, H_kv, H / H_kv, D_v].
     """
     heads = keys.shape[0]
-    n, group = query.shape[0], query.shape[1] // heads
+    n = query.shape[0]
+    group = query.shape[1] // heads
     rows = n * group
     queries = query.view(n, heads, group, -1).transpose(0, 1).reshape(heads, rows, -1)
     if rows < MIN_ROWS:
         queries = queries.repeat(1, -(-MIN_ROWS // rows), 1)
     if heads == 1:  # with several threads, a row of a batch of one matrix depends on how many rows there are
         queries, keys, values = (each.expand(2, -1, -1) for each in (queries, keys, values))
-    mask, spans, lanes = partition.mask, partition.spans, partition.lanes
+    mask = partition.mask
+    spans = partition.spans
+    lanes = partition.lanes
     first = spans[0][0]
     keys = keys[:, first : first + mask.shape[2]].transpose(1, 2)
     scores = _scores(queries, keys, mask, form)
@@ -52,7 +55,8 @@ def attend(query: Tensor, keys: Tensor, values: Tensor, partition: Partition, fo
 
 def _scores(queries: Tensor, keys: Tensor, mask: Tensor, form: AttentionShape) -> Tensor:
     """Return [H_kv, R, columns]. queries: [H_kv, R, D]; keys: [H_kv, D, columns]; mask: [1, R or 1, columns]."""
-    rows, columns = queries.shape[1], keys.shape[2]
+    rows = queries.shape[1]
+    columns = keys.shape[2]
     if rows >= columns and columns <= _NARROW:
         parts = []
         for start in range(0, rows, columns // 2):
@@ -90,11 +94,13 @@ def _weighted_sum_of_paths(
 ) -> Tensor:
     """Add up values as `_weighted_sum`, with weights in path order. The part of a span beyond the shared keys is
     scattered to its lanes; all other lanes get weight zero. weights are overwritten."""
-    first, lanes_start = spans[0][0], shared // KV_TAIL * KV_TAIL
+    first = spans[0][0]
+    lanes_start = shared // KV_TAIL * KV_TAIL
     depth = lanes.shape[-1]
     below = weights[..., shared - first :]
     path = below[..., :depth].clone()
-    last, last_values = weights[..., lanes_start - first :], values[:, lanes_start : first + weights.shape[-1]]
+    last = weights[..., lanes_start - first :]
+    last_values = values[:, lanes_start : first + weights.shape[-1]]
     total: Tensor | None = None
     for start, end in spans:
         if end <= shared:

@@ -108,7 +108,8 @@ class JoinedLinear(nn.Module):
         super().__init__()
         quantized = [each.quantized() if isinstance(each, BlockWeight) else each for each in weights]
         self._counts = [weight.shape[0] for weight in weights]
-        self.out_features, self.in_features = sum(self._counts), weights[0].shape[1]
+        self.out_features = sum(self._counts)
+        self.in_features = weights[0].shape[1]
         limit = min(activation_limit(weight) for weight in quantized)
         biases = [None] * len(weights) if bias is None else torch.split(bias, self._counts)
         self._parts = [QuantizedLinear(weight, each, limit) for weight, each in zip(quantized, biases, strict=True)]

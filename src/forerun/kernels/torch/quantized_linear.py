@@ -105,7 +105,8 @@ class QuantizedLinear(nn.Module):
         terms = terms if scale is None else terms * scale
         sums = groups.sum(-1, keepdim=True).float()
         if row_scale is not None:
-            terms, sums = terms * row_scale, row_scale * sums
+            terms = terms * row_scale
+            sums = row_scale * sums
         offsets = None if minimum is None else minimum * sums
         total = torch.zeros_like(terms[0])
         for index, term in enumerate(terms):
@@ -139,7 +140,8 @@ class QuantizedEmbedding:
     """
 
     def __init__(self, weight: QuantizedWeight | BlockWeight, dtype: torch.dtype) -> None:
-        self.weight, self.dtype = weight, dtype
+        self.weight = weight
+        self.dtype = dtype
 
     @property
     def device(self) -> torch.device:

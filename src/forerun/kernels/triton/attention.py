@@ -86,11 +86,15 @@ def _split_result(
 ):
     """Add up the keys at positions start to start + _SPLIT for the rows of a tile."""
     BLOCK_D: tl.constexpr = taken.shape[1]
-    first_row, tile_rows, shared, length = tl.load(tile), tl.load(tile + 1), tl.load(tile + 3), tl.load(tile + 5)
+    first_row = tl.load(tile)
+    tile_rows = tl.load(tile + 1)
+    shared = tl.load(tile + 3)
+    length = tl.load(tile + 5)
     pages = words + tl.load(words + _PAGES_AT) + tl.load(tile + 2)
     tails = words + tl.load(words + _TAILS_AT)
     members = tl.arange(0, _TILE) // GROUP
-    slots, columns = tl.arange(0, _PAGE), tl.arange(0, BLOCK_D)[None, :]
+    slots = tl.arange(0, _PAGE)
+    columns = tl.arange(0, BLOCK_D)[None, :]
     largest = tl.full([_TILE], float("-inf"), tl.float32)
     total = tl.zeros([_TILE], tl.float32)
     result = tl.zeros([_TILE, BLOCK_D], tl.float32)
@@ -138,7 +142,8 @@ def _attend(
     LINE_NUMBERS: tl.constexpr,
 ):
     head = tl.program_id(1)
-    lanes, columns = tl.arange(0, _TILE), tl.arange(0, BLOCK_D)[None, :]
+    lanes = tl.arange(0, _TILE)
+    columns = tl.arange(0, BLOCK_D)[None, :]
     num_items = tl.load(words + _ITEMS)
     items = words + tl.load(words + _ITEMS_AT)
     keys_start = base + layer_start + head * _PAGE * WIDTH

@@ -57,7 +57,9 @@ def _product(
     weight_start = weight + outputs[:, None].to(tl.int64) * INPUTS
     is_output = (outputs < OUTPUTS)[:, None]
     first = tl.zeros([ROWS, BLOCK_N], tl.float32)
-    second, third, fourth = first, first, first
+    second = first
+    third = first
+    fourth = first
     for _ in range(0, PART, BLOCK_K):
         is_input = inputs < INPUTS
         block = tl.load(weight_start + inputs[None, :], is_output & is_input[None, :], 0.0)
@@ -152,7 +154,8 @@ class FloatProduct:
 
     def sums(self, x: Tensor, out: Tensor) -> None:
         """Write the sums of each split (`Product.sums`)."""
-        rows, cut = len(x), self._cut
+        rows = len(x)
+        cut = self._cut
         tiles = min(_MOST_TILES, rows // TILE)
         grid = (rows // (tiles * TILE), triton.cdiv(self.out_features, cut.block_n), self.splits)
         _product[grid](

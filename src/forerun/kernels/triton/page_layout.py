@@ -38,7 +38,8 @@ class DevicePageLayout(PageLayout):  # all of it is its own, to the core it is o
             raise ValueError(f"layers of the shapes {sorted(set(shapes))} do not lie in one page")
         num_layers = len(shapes)
         self.shapes = list(shapes)
-        self.dtype, self.device = dtype, device
+        self.dtype = dtype
+        self.device = device
         self._view = (num_layers, 2, heads, PAGE, width)
         layer_size = 2 * heads * PAGE * width
         self.layer_starts = [layer * layer_size for layer in range(num_layers)]

@@ -28,7 +28,8 @@ class Cut:
     def of(cls, num_outputs: int, num_inputs: int, itemsize: int) -> Cut:
         block_n = 64 if num_outputs >= 64 else max(16, power_of_2_from(num_outputs))
         block_k = min(_BLOCK_BYTES // itemsize, max(16, power_of_2_from(num_inputs)))
-        splits, programs = 1, -(-num_outputs // block_n)
+        splits = 1
+        programs = -(-num_outputs // block_n)
         while programs * splits < _ENOUGH and num_inputs // (2 * splits) >= _LEAST_PART:
             splits *= 2
         return cls(block_n, block_k, splits)

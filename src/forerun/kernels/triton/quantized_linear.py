@@ -99,7 +99,8 @@ class GroupProduct:
         self.takes = takes
         self.bias = None if bias is None else bias.detach().float().contiguous()
         assert isinstance(weight.zero, int)  # zeros of groups are computed by the native kernels
-        self._bits, self._zero = weight.bits, weight.zero
+        self._bits = weight.bits
+        self._zero = weight.zero
         wanted = GROUP if weight.bits == 8 else _PAIR
         padded = F.pad(weight.quantized, (0, -self.in_features % wanted))
         self._quantized = padded.contiguous() if weight.bits == 8 else _in_pairs(padded)
@@ -111,7 +112,8 @@ class GroupProduct:
 
     def sums(self, x: Tensor, out: Tensor) -> None:
         """Write the sums of each split (`Product.sums`)."""
-        rows, runs = len(x), self._quantized.shape[1] // GROUP
+        rows = len(x)
+        runs = self._quantized.shape[1] // GROUP
         block_n = 32 if self.out_features >= 32 else 16
         block_g = min(4, triton.next_power_of_2(runs))
         part = triton.cdiv(triton.cdiv(runs, self.splits), block_g) * block_g
@@ -138,7 +140,8 @@ class GroupProduct:
 
     def rows(self, index: Tensor) -> Tensor:
         """Return rows of the weight (`Product.rows`)."""
-        quantized, minimum = self._quantized[index], None if self._minimum is None else self._minimum[index]
+        quantized = self._quantized[index]
+        minimum = None if self._minimum is None else self._minimum[index]
         quantized = quantized if self._bits == 8 else _out_of_pairs(quantized)
         weight = QuantizedWeight(self._bits, quantized, self._zero, self._scale[index], minimum, GROUP)
         return weight.dequantize(torch.float32)[:, : self.in_features]

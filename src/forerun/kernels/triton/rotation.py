@@ -82,11 +82,14 @@ def _rotate_and_write(
         HALF: tl.constexpr = WIDTH // 2
         offsets = heads[:, None] * WIDTH + pairs[None, :]
         inside = (offsets < ALL) & (pairs < HALF)[None, :]
-        start, stride = sums + row.to(tl.int64) * ALL, num_rows.to(tl.int64) * ALL
+        start = sums + row.to(tl.int64) * ALL
+        stride = num_rows.to(tl.int64) * ALL
         left = _half(start, stride, bias, offsets, inside, SPLITS, HAS_BIAS)
         right = _half(start + HALF, stride, bias + HALF, offsets, inside, SPLITS, HAS_BIAS)
         is_value = (heads >= HEADS + KV_HEADS)[:, None]
-        new_left, new_right = left, right  # of queries and keys
+        # of queries and keys
+        new_left = left
+        new_right = right
         if HAS_NORM:
             new_left, new_right = _normed(left, right, norms, heads, pairs, inside, eps, HEADS, WIDTH)
         turn = tl.load(words + _POSITION + row) * HALF + pairs

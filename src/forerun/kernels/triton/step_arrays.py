@@ -115,10 +115,13 @@ def pieces(plan: PathPlan, tile_rows: int, capacity: Capacity) -> Iterator[list[
         is_full = items + tile.splits > capacity.items or fixed + words + needed > capacity.words
         if piece and (is_full or tile.end - piece[0].first > MAX_ROWS):
             yield piece
-            piece, items, words = [], 0, 0
+            piece = []
+            items = 0
+            words = 0
             needed += int(plan.page_start[tile.sequence + 1] - plan.page_start[tile.sequence])
         piece.append(tile)
-        items, words = items + tile.splits, words + needed
+        items = items + tile.splits
+        words = words + needed
     yield piece
 
 
@@ -133,8 +136,11 @@ def write_piece(words: Words, plan: PathPlan, tiles: Sequence[Tile], token_ids: 
     Returns:
         How many words, from the first, are to be copied.
     """
-    paths, first, end = plan.paths, tiles[0].first, tiles[-1].end
-    first_page, end_page = plan.page_start[tiles[0].sequence], plan.page_start[tiles[-1].sequence + 1]
+    paths = plan.paths
+    first = tiles[0].first
+    end = tiles[-1].end
+    first_page = plan.page_start[tiles[0].sequence]
+    end_page = plan.page_start[tiles[-1].sequence + 1]
     # addresses below the base give a difference that wraps around, and is negative as a signed number
     lines = (plan.pages[first_page:end_page] - np.uint64(base)).view(np.int64) // LINE
     page_start = plan.page_start.astype(np.int64) - first_page
@@ -176,9 +182,12 @@ def _write_parts(words: Words, *parts: Sequence[int] | NDArray[np.signedinteger]
 
 def _tiles(plan: PathPlan, tile_rows: int) -> Iterator[Tile]:
     paths = plan.paths
-    sequences, positions, prefixes = paths.sequence.tolist(), paths.position.tolist(), paths.prefix.tolist()
+    sequences = paths.sequence.tolist()
+    positions = paths.position.tolist()
+    prefixes = paths.prefix.tolist()
     tail_start = paths.tail_start.tolist()
-    first, num_rows = 0, len(sequences)
+    first = 0
+    num_rows = len(sequences)
     while first < num_rows:
         end = first + 1
         while end < min(num_rows, first + tile_rows) and sequences[end] == sequences[first]:

@@ -114,13 +114,15 @@ def _compared(
 ) -> Check:
     """Check one run; findings about wrong answers are added to the layer."""
     wrong: dict[str, int] = {}
-    differences, errors = list[str](), list[Exception]()
+    differences = list[str]()
+    errors = list[Exception]()
     near_ties = compared = left_open = 0
     for name, one, plain, other in zip(names, requests, expected, answers, strict=True):
         if isinstance(plain, Exception):
             continue
         if isinstance(other, Exception):
-            compared, wrong[name] = compared + 1, wrong.get(name, 0) + 1
+            compared = compared + 1
+            wrong[name] = wrong.get(name, 0) + 1
             errors.append(other)
             continue
         for ours, theirs in zip(plain, other, strict=True):

@@ -69,7 +69,8 @@ class Check:
         found = detectable(outcome.num_samples, outcome.freedom, level)
         verdict: Verdict = "fail" if p_value < level else "pass"
         if verdict == "pass" and outcome.freedom == 0:
-            verdict, more = "inconclusive", {"note": "too few samples to be compared", **more}
+            verdict = "inconclusive"
+            more = {"note": "too few samples to be compared", **more}
         return cls(
             name,
             verdict,
@@ -128,7 +129,8 @@ class Layer:
         if not found:
             return ""
         what = "share of differing answers" if self.tests[0].what == "answers" else "total variation"
-        best, most = f"{100 * min(found):.2g} %", f"{100 * max(found):.2g} %"
+        best = f"{100 * min(found):.2g} %"
+        most = f"{100 * max(found):.2g} %"
         span = best if best == most else f"{best} to {most}, by test,"
         return f"A {what} of {span} would have been found with probability {FOUND:g}."
 
@@ -249,7 +251,8 @@ def audit_results(certificate: Certificate, command: str, environment: Environme
     """Convert the certificate of a model in this process to the schema of results, without any text of prompts."""
     subject = certificate.subject
     drafter = without_folders(str(subject["drafter"]))
-    figures, tables = [], []
+    figures = []
+    tables = []
     for layer in certificate.layers:
         for test in layer.tests:
             labels = {"layer": layer.name, "method": test.name}

@@ -41,7 +41,8 @@ class TargetDistributions:
     """
 
     def __init__(self, target: LanguageModel, prompt: Seq[int]) -> None:
-        self.target, self.prompt = target, list(prompt)
+        self.target = target
+        self.prompt = list(prompt)
         self._pipeline = LogitsPipeline(target.vocab_size, target.eos_token_ids)
         self._logits: dict[Path, Tensor] = {}
         self._cache = target.new_cache()
@@ -304,7 +305,9 @@ def possible_drafts(
     distributions: SymbolDistributions, shape: Shape, replacement: bool = True, chosen: bool = False
 ) -> PossibleDrafts:
     """Return every draft of a shape. chosen: they carry no distributions, as if a rule had chosen their tokens."""
-    drafts, probabilities, logprobs = [], [], []
+    drafts = []
+    probabilities = []
+    logprobs = []
     for symbols in product(range(NUM_SYMBOLS), repeat=len(shape)):
         paths: list[tuple[int, ...]] = [()]
         probability = 1.0

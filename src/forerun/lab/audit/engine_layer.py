@@ -94,8 +94,11 @@ class Audited:
         acceptance: str | None = None,
         prefix_reuse: str = AUTO,
     ) -> None:
-        self.target, self.drafter, self.tokenizer = target, drafter, tokenizer
-        self._acceptance, self._prefix_reuse = acceptance, prefix_reuse
+        self.target = target
+        self.drafter = drafter
+        self.tokenizer = tokenizer
+        self._acceptance = acceptance
+        self._prefix_reuse = prefix_reuse
 
     def answers(
         self, requests: Seq[AuditRequest], run: AuditRun, seed: int, drafter: Drafter | None = None
@@ -174,7 +177,8 @@ def note_first_error(layer: Layer, answers: Seq[object]) -> None:
     error = next((found for found in answers if isinstance(found, Exception)), None)
     if error is None or any(note.startswith(_FIRST_ERROR) for note in layer.notes):
         return
-    place, package = "", "forerun"
+    place = ""
+    package = "forerun"
     for frame, line in walk_tb(error.__traceback__):
         name = frame.f_globals.get("__name__", "").partition(".")[0]
         package = name if package == "forerun" else package  # that of a foreign drafter is the first beside forerun

@@ -61,7 +61,8 @@ def g_test(counts: Seq[float] | Numbers, probabilities: Seq[float] | Numbers, le
     Args:
         least: samples that a cell expects at least.
     """
-    seen, cells = np.asarray(counts, np.float64), np.asarray(probabilities, np.float64)
+    seen = np.asarray(counts, np.float64)
+    cells = np.asarray(probabilities, np.float64)
     cells = cells / cells.sum()
     total = float(seen.sum())
     if total == 0:
@@ -146,14 +147,16 @@ def deviation(counts: Seq[float] | Numbers, probabilities: Seq[float] | Numbers)
     Both bounds are McDiarmid's inequality: one sample moves the distance by at most 1/n, and its expectation lies
     between the true distance and that plus half the sum of the cells' standard errors.
     """
-    seen, cells = np.asarray(counts, np.float64), np.asarray(probabilities, np.float64)
+    seen = np.asarray(counts, np.float64)
+    cells = np.asarray(probabilities, np.float64)
     total = float(seen.sum())
     if total == 0:
         return Deviation(0.0, 0.0, 1.0)
     cells = cells / cells.sum()
     impossible = float(seen[cells == 0].sum())
     seen, expected = _merged(seen, cells * total, LEAST_EXPECTED)
-    shares, cells = np.append(seen, impossible) / total, np.append(expected, 0.0) / total
+    shares = np.append(seen, impossible) / total
+    cells = np.append(expected, 0.0) / total
     distance = float(np.abs(shares - cells).sum()) / 2
     spread = float(np.sqrt(shares * (1 - shares) / total).sum()) / 2
     slack = sqrt(log(2 / 0.05) / (2 * total))

@@ -20,11 +20,17 @@ from forerun.lab.bench.measure import LEVEL, Interval
 from forerun.lab.bench.tables import Columns
 from forerun.lab.results.schema import Results, RunRow
 
-SPEED, GAIN, ACCEPTANCE = "speed", "gain", "acceptance"
+SPEED = "speed"
+GAIN = "gain"
+ACCEPTANCE = "acceptance"
 WHAT = (SPEED, GAIN, ACCEPTANCE)
 """Tokens per second; those over plain decoding's in the same file, which another machine changes less; tokens per
 forward."""
-WORSE, BETTER, SAME, INCONCLUSIVE, NOT_JUDGED = "worse", "better", "same", "inconclusive", "not judged"
+WORSE = "worse"
+BETTER = "better"
+SAME = "same"
+INCONCLUSIVE = "inconclusive"
+NOT_JUDGED = "not judged"
 
 _Key = tuple[str, str, float, str]
 """Workload, prompt, temperature, method."""
@@ -101,8 +107,10 @@ def compare(old: Results, new: Results, figures: Sequence[str] = WHAT, tolerance
 def median_interval(values: Sequence[float], level: float) -> Interval:
     """Return the median and the two sorted values that hold the true one between them with at least that probability;
     without bounds where there are too few values."""
-    ordered, count = sorted(values), len(values)
-    cut, below = 0, 0.0
+    ordered = sorted(values)
+    count = len(values)
+    cut = 0
+    below = 0.0
     while cut < count // 2:
         below += comb(count, cut) / 2**count
         if 2 * below > 1 - level:
@@ -145,7 +153,8 @@ def _pairs(old: Mapping[_Key, list[RunRow]], new: Mapping[_Key, list[RunRow]]) -
         if key in new:
             name = method if temperature == 0 else f"{method}, temperature {temperature:g}"
             before, after = found.setdefault(name, ({}, {}))
-            before[key[:3]], after[key[:3]] = old[key], new[key]
+            before[key[:3]] = old[key]
+            after[key[:3]] = new[key]
     return found
 
 

@@ -116,7 +116,8 @@ def _measured(
         )
     generator = torch.Generator().manual_seed(0)  # all methods are given the same tokens
     tokens = torch.randint(0, model.vocab_size, (prefix + max(counts),), generator=generator).tolist()
-    cached, new = tokens[:prefix], tokens[prefix:]
+    cached = tokens[:prefix]
+    new = tokens[prefix:]
     caches = {kind: filled(each, cached) for kind, each in models.items()}
     steps: dict[tuple[str, int], Callable[[], Tensor]] = {}
     reference = Reference(name, dtype) if others and dtype in DTYPES else None

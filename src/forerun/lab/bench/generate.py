@@ -41,7 +41,9 @@ class Methods:
 
     def for_request(self, request: BenchPrompt, params: SamplingParams) -> dict[str, Callable[[], MethodRun]]:
         """Return a function for each method that generates once. Transformers takes part in greedy runs only."""
-        plain, prompt, max_tokens = self.engines[PLAIN], request.token_ids, params.max_tokens
+        plain = self.engines[PLAIN]
+        prompt = request.token_ids
+        max_tokens = params.max_tokens
         ends = () if params.ignore_eos else plain.target.eos_token_ids
         methods: dict[str, Callable[[], MethodRun]] = {}
         for name, llm in self.engines.items():

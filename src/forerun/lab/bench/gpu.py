@@ -78,7 +78,8 @@ def speed_table(
         llm.generate(list(prompts[:batch]), params)  # warms up
         run = timed(lambda llm=llm: llm.generate(list(prompts), params))  # type: ignore[misc]
         answers: Any = run.value
-        first, num_tokens = first or answers, sum(len(each.token_ids) for each in answers)
+        first = first or answers
+        num_tokens = sum(len(each.token_ids) for each in answers)
         plain_speed = plain_speed or num_tokens / run.seconds
         rows.append(
             [

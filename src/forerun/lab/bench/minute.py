@@ -20,7 +20,9 @@ from forerun.lab.bench.peers.worker import generate_greedily
 from forerun.lab.bench.tables import Columns
 from forerun.utils.workloads import Case
 
-TRANSFORMERS, PLAIN, FORERUN = "Transformers", "plain", "forerun"
+TRANSFORMERS = "Transformers"
+PLAIN = "plain"
+FORERUN = "forerun"
 MOST_SECONDS = 6.0
 """For Transformers on one prompt."""
 LEAST_TOKENS = 8
@@ -144,7 +146,8 @@ def perform(
         _run_reference(reference, plain, plain.encode(case.opening), ends, shown, redraw)
     answers = []
     for name in (PLAIN, FORERUN):
-        shown.text, shown.runs[name] = [], Run()
+        shown.text = []
+        shown.runs[name] = Run()
         tokens, stats = _stream(engines[name], case, params, shown.runs[name], shown.text, redraw)
         answers.append(tokens)
     shown.why = explain(stats, growth)

@@ -87,7 +87,8 @@ def wide_shape(config: LlamaConfig, parameters: int) -> WideShape:
 
 
 def _of_width(config: LlamaConfig, parameters: int, layers: int, factor: int) -> WideShape:
-    hidden, width = factor * config.hidden_size, config.head_dim
+    hidden = factor * config.hidden_size
+    width = config.head_dim
     group = max(_GROUP, config.num_attention_heads // config.num_key_value_heads)
     kv_heads = max(config.num_key_value_heads, hidden // width // group)
     heads = kv_heads * group
@@ -132,8 +133,10 @@ def widen(model: Wide, shape: WideShape, device: torch.device, seed: int = 0) ->
     """Create a model of this shape on the device, in the number format of `model`, that computes the same logits up to
     rounding. Added weights that reach no state are random."""
     config = type(model.config).from_dict(model.config.to_dict())
-    config.hidden_size, config.intermediate_size = shape.hidden_size, shape.intermediate_size
-    config.num_hidden_layers, config.num_attention_heads = shape.num_layers, shape.num_heads
+    config.hidden_size = shape.hidden_size
+    config.intermediate_size = shape.intermediate_size
+    config.num_hidden_layers = shape.num_layers
+    config.num_attention_heads = shape.num_heads
     config.num_key_value_heads = shape.num_kv_heads
     config.rms_norm_eps = model.config.rms_norm_eps / shape.factor
     torch.manual_seed(seed)
@@ -145,7 +148,8 @@ def widen(model: Wide, shape: WideShape, device: torch.device, seed: int = 0) ->
 
 
 def _fill(wide: Wide, model: Wide, shape: WideShape) -> None:
-    own, source = wide.state_dict(), model.state_dict()
+    own = wide.state_dict()
+    source = model.state_dict()
     for name, tensor in own.items():
         if name.endswith(("o_proj.weight", "down_proj.weight", "embed_tokens.weight")):
             tensor.zero_()
@@ -161,12 +165,15 @@ def _fill(wide: Wide, model: Wide, shape: WideShape) -> None:
 
 def _place_heads(target: Tensor, source: Tensor, name: str, config: LlamaConfig, shape: WideShape) -> None:
     """Copy each head to where it still reads its key head: rows of queries, keys and values, columns of the output."""
-    width, kv_heads = config.head_dim, config.num_key_value_heads
-    old_group, new_group = config.num_attention_heads // kv_heads, shape.num_heads // shape.num_kv_heads
+    width = config.head_dim
+    kv_heads = config.num_key_value_heads
+    old_group = config.num_attention_heads // kv_heads
+    new_group = shape.num_heads // shape.num_kv_heads
     if ".k_proj" in name or ".v_proj" in name:
         old_group = new_group = 1
     if ".o_proj" in name:
-        target, source = target.T, source.T
+        target = target.T
+        source = source.T
     inputs = source.shape[1]
     for head in range(kv_heads * old_group):
         target_head = head // old_group * new_group + head % old_group

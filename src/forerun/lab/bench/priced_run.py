@@ -115,7 +115,8 @@ class EchoModel(StandIn):
 
     def _feed(self, cache: EchoCache, rows: Rows) -> None:
         """Add the rows to the scratch."""
-        scratch, fed = cache.scratch, cache.num_scratch
+        scratch = cache.scratch
+        fed = cache.num_scratch
         parents = range(fed - 1, fed + len(rows.token_ids) - 1) if rows.parents is None else rows.parents
         for token_id, parent in zip(rows.token_ids, parents, strict=True):
             before = cache.length - 1 if parent < 0 else scratch[parent][1]
@@ -141,7 +142,9 @@ class PricedPolicy(SpeculationPolicy):
     def __init__(
         self, inner: SpeculationPolicy, rows: Sequence[float], drafting: Callable[[DraftOutcome], float]
     ) -> None:
-        self._inner, self._rows, self._drafting = inner, rows, drafting
+        self._inner = inner
+        self._rows = rows
+        self._drafting = drafting
         self.seconds = 0.0
         self.num_tokens = self.num_steps = self.num_nodes = self.num_idle = 0
 
@@ -158,7 +161,8 @@ class PricedPolicy(SpeculationPolicy):
         drafting = target = 0.0
         for outcome in outcomes:
             nodes = len(outcome.draft)
-            drafting, target = self._drafting(outcome), self._rows[min(nodes + 1, len(self._rows) - 1)]
+            drafting = self._drafting(outcome)
+            target = self._rows[min(nodes + 1, len(self._rows) - 1)]
             self.seconds += drafting + target
             self.num_tokens += len(outcome.verdict.path) + 1
             self.num_steps += 1
@@ -210,7 +214,8 @@ class Setting:
         followed: set[Tokens] = set()
 
         def seconds(outcome: DraftOutcome) -> float:
-            k, sequence = outcome.num_draft_tokens, outcome.sequence
+            k = outcome.num_draft_tokens
+            sequence = outcome.sequence
             lag = 0 if not k or sequence in followed else len(sequence.token_ids)
             followed.update([sequence] * bool(k))
             return table[k] + self.costs.follow(min(lag, drafter.traits.follows or lag))
@@ -257,7 +262,9 @@ def priced_run(
     """
     drafter = setting.make()
     priced = PricedPolicy(policy, setting.rows, setting.drafting(drafter))
-    plain, config, echo = setting.plain, EngineConfig(seed=0, prefix_reuse=OFF), EchoModel(setting.plain.target)
+    plain = setting.plain
+    config = EngineConfig(seed=0, prefix_reuse=OFF)
+    echo = EchoModel(setting.plain.target)
     target = echo if texts else plain.target
     engine = Engine(target, drafter, tokenizer=plain.tokenizer, config=config, policy=priced)
     for number, (prompt, each) in enumerate(zip(prompts, params, strict=True)):

@@ -64,7 +64,8 @@ def prepare(plain: LLM, cases: Mapping[str, Sequence[Case]], max_tokens: int) ->
     Raises:
         ConfigError: the model cannot be given one of them.
     """
-    answer, target = plain_answer(plain, max_tokens), plain.target
+    answer = plain_answer(plain, max_tokens)
+    target = plain.target
     made = {name: requests(each, plain.tokenizer, target.name, answer) for name, each in cases.items()}
     for each in made.values():
         check_lengths(each, max_tokens, target.context_length, target.name)

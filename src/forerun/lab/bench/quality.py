@@ -111,7 +111,8 @@ def measure(
             "Give the model that they were made from; or write what they stand for as numbers: forerun export hf."
         )
     llm = LLM(name, DRAFTER, dtype=REFERENCE, adapter=adapter, quantize=UNQUANTIZED)
-    workloads, rows = texts(llm), []
+    workloads = texts(llm)
+    rows = []
     for number_format in formats:
         if number_format == INT8_CACHE and native() is None:  # whose caches alone have formats of choice
             continue
@@ -137,7 +138,8 @@ def scored_texts(llm: LLM, workloads: Mapping[str, Sequence[BenchPrompt]], max_t
     Raises:
         ConfigError: a prompt and its answer exceed the context.
     """
-    target, context = llm.target, llm.target.context_length
+    target = llm.target
+    context = llm.target.context_length
     params = SamplingParams(temperature=0, max_tokens=max_tokens)
     found: dict[str, list[Scored]] = {}
     for name, requests in workloads.items():
@@ -187,7 +189,9 @@ def compared(
 
 def _logprobs(model: LanguageModel, text: Scored) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield scored tokens, [R, 1], with the log-probabilities, [R, V] in float64, before each: a part at a time."""
-    cache, last = model.new_cache(), len(text.token_ids) - 1  # the last token is given to no model
+    # the last token is given to no model
+    cache = model.new_cache()
+    last = len(text.token_ids) - 1
     for start in range(0, last, PREFILL_CHUNK):
         end = min(start + PREFILL_CHUNK, last)
         scored = text.token_ids[max(start + 1, text.first) : end + 1]

@@ -125,7 +125,9 @@ def write_random(path: Path, shape: Shape, number_format: str) -> None:
 
 def _tensors(shape: Shape, matrix: str, output: str) -> Iterator[tuple[str, tuple[int, ...], str]]:
     """Yield names, shapes in torch's order, and types. matrix, output: types of matrices, and of the output layer."""
-    hidden, queries, keys = shape.hidden, shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    hidden = shape.hidden
+    queries = shape.heads * shape.head_dim
+    keys = shape.kv_heads * shape.head_dim
     if output == "Q6_K" and hidden % 256:
         output = "Q8_0"  # as llama.cpp does where blocks of Q6_K do not fit
     norms = {"attn_norm": hidden, "ffn_norm": hidden}

@@ -174,7 +174,8 @@ def compare(
 
 def replayed_costs(target: LanguageModel, drafter: Drafter, forwards: MedianCurve) -> CostModel:
     """Measure what a drafter's steps cost beside forwards whose times are known, by rows."""
-    costs, drafting = CostModel(), CostModel()
+    costs = CostModel()
+    drafting = CostModel()
     rest = statistics.median(time_drafts(target, drafter, drafting, CALIBRATION_PROMPT))
     costs.take_drafts(drafting)
     for count in map(int, forwards.counts):

@@ -16,7 +16,8 @@ from forerun.speculation.predictor import CostsByK
 
 HERE = "here"
 """The name that stands for the machine on which forerun runs, which is measured."""
-GB, TERA = 1e9, 1e12
+GB = 1e9
+TERA = 1e12
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +133,9 @@ class Placed:
             rows: of each sequence.
             context: positions in each sequence's cache.
         """
-        machine, shape, every = self.machine, self.shape, rows * batch
+        machine = self.machine
+        shape = self.shape
+        every = rows * batch
         weights = shape.read(every) * self.weight_bytes
         read = weights + (self.cache(batch * context) or 0.0)
         products = shape.multiplied * every + shape.mixing * context * every

@@ -140,7 +140,8 @@ def measured_steps(model: str, draft: str | None, options: PlanOptions) -> Costs
             f"one of {', '.join(_ARGUMENTS)}, or leave --measure out."
         )
     dtype, quantize = _ARGUMENTS[options.precision]
-    target, tokenizer = load_model(model, dtype, quantize=quantize), find_tokenizer(model)
+    target = load_model(model, dtype, quantize=quantize)
+    tokenizer = find_tokenizer(model)
     drafter, _ = make_drafter(draft or NGRAM_DRAFTER, Binding(target, tokenizer, 0))
     text = workloads.load("copying", 1)[0].prompt
     prompt = [1] * 8 if tokenizer is None else tokenizer(text, verbose=False)["input_ids"]

@@ -127,7 +127,8 @@ def make_plan(
     if costs is not None:
         source = MEASURED
     if options.step_ms:
-        source, costs = GIVEN, given_costs(options.step_ms)
+        source = GIVEN
+        costs = given_costs(options.step_ms)
     costs = costs or roofline_costs(placed, beside, options.batch, options.context, options.most)
     positions = options.batch * options.context
     memory = MemoryEstimate(

@@ -180,7 +180,8 @@ DIGITS = 6
 _PACKAGE = __name__.rpartition(".")[0]
 _FOLDERS = re.compile(r"(?:^|(?<=[=,;:]))(?:~|\.{1,2})?/(?!/)(?:[^/,;=:]+/)*")
 """The folders of a path that begins an argument or an option's value in it."""
-_KEY_FLAG, _SECRET = "--api-key", "KEY"
+_KEY_FLAG = "--api-key"
+_SECRET = "KEY"
 
 
 def as_object(results: Results) -> dict[str, Any]:

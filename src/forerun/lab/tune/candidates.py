@@ -42,7 +42,8 @@ def candidates(
     Returns:
         The texts of the drafters that were bound, and text or name -> why it is not tried.
     """
-    texts, refused = dict.fromkeys(named), dict[str, str]()
+    texts = dict.fromkeys(named)
+    refused = dict[str, str]()
     if not named:
         here = [each.text for each in belonging(model)]
         if quick:

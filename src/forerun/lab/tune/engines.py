@@ -37,7 +37,10 @@ class EngineTrials:
     def __init__(
         self, plain: LLM, requests: Sequence[BenchPrompt], params: SamplingParams, seconds: float = math.inf
     ) -> None:
-        self._plain, self._requests, self._params, self._seconds = plain, requests, params, seconds
+        self._plain = plain
+        self._requests = requests
+        self._params = params
+        self._seconds = seconds
         self._drafters: dict[str, Drafter] = {}
         self._engines: dict[TuningArm, Engine] = {}
         self._texts: dict[int, list[int]] = {}  # of plain decoding, by prompt

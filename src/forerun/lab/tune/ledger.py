@@ -19,7 +19,8 @@ def ratio_of_sums(numerator: Sequence[float], denominator: Sequence[float]) -> I
     few prompts that gain very much widen an interval upwards, which is no reason to doubt that there is a gain. One
     pair alone has no interval.
     """
-    count, over = len(numerator), sum(denominator)
+    count = len(numerator)
+    over = sum(denominator)
     ratio = sum(numerator) / over
     if count < 2:
         return Interval(ratio, None, None)

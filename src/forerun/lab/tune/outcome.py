@@ -155,9 +155,11 @@ class TuningOutcome:
     def _cells(self, arm: TuningArm, levels: Sequence[int]) -> list[str]:
         plain = [*self.search.trials(PLAIN), *self.report.trials(PLAIN)]
         ledger = self.report if self.report.trials(arm) else self.search
-        trials, speed = plain if arm == PLAIN else ledger.trials(arm), ledger.speedup(arm)
+        trials = plain if arm == PLAIN else ledger.trials(arm)
+        speed = ledger.speedup(arm)
         rate = sum(each.num_tokens for each in plain) / max(1e-9, sum(each.seconds for each in plain))
-        forwards, drafted = sum(each.num_forwards for each in trials), sum(each.num_drafted for each in trials)
+        forwards = sum(each.num_forwards for each in trials)
+        drafted = sum(each.num_drafted for each in trials)
         accepted = sum(trial.num_accepted for trial in trials)
         same = [trial.same_text for trial in trials if trial.same_text is not None]
         name = f"{arm} *" if arm == self.verdict.arm else str(arm)

@@ -41,7 +41,8 @@ def search(
         after: called after each trial.
         count: units of the first round.
     """
-    left, used = list(arms), 0
+    left = list(arms)
+    used = 0
     count = min(count, len(units))
     while True:
         say(f"choosing; drafters: {len(left)}, prompts: {count}")
@@ -59,7 +60,8 @@ def search(
         used += count
         if len(ranked) <= FINALISTS or trials.now() >= until or not can_win(ledger, ranked):
             return finalists(ranked)
-        before, left = left, kept(ranked)
+        before = left
+        left = kept(ranked)
         if used >= len(units) and (len(left) <= FINALISTS or set(left) == set(before)):
             return finalists(ranked)
         count = min(2 * count, max(1, len(units)))

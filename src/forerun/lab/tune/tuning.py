@@ -111,7 +111,8 @@ def units(prompts: Sequence[int], levels: Sequence[int]) -> list[Unit]:
 
 def _stages(task: Task, trials: EngineTrials, outcome: TuningOutcome, watcher: Watcher) -> None:
     prompts = range(len(task.requests))
-    first, last = units(prompts[::2], task.levels), units(prompts[1::2], task.levels)
+    first = units(prompts[::2], task.levels)
+    last = units(prompts[1::2], task.levels)
 
     def after(_: TuningArm) -> None:
         watcher.tick(trials.now())

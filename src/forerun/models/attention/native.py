@@ -51,7 +51,8 @@ class PathPlanner:
         caches = [cache_of(PagedCache, rows.cache) for rows in batch]
         if len(batch) == 1 and batch[0].is_chain:
             (cache,), (rows,) = caches, batch  # by far the most frequent forward: a single chain, or block
-            n, first = rows.end - rows.start, cache.length + rows.first
+            n = rows.end - rows.start
+            first = cache.length + rows.first
             slot = np.arange(first, first + n, dtype=np.int32)
             position = np.full_like(slot, first + n - 1) if rows.is_block else slot
             nothing = np.zeros(n + 1, np.int32)
@@ -69,7 +70,8 @@ def _paths(batch: Sequence[PackedRows]) -> RowPaths:
     prefix: list[int] = []
     tails: Tails = []
     for index, rows in enumerate(batch):
-        n, first = rows.end - rows.start, rows.cache.length + rows.first
+        n = rows.end - rows.start
+        first = rows.cache.length + rows.first
         sequence += [index] * n
         position += [first + n - 1] * n if rows.is_block else rows.positions  # a path ends at its position
         slot += range(first, first + n)
@@ -113,7 +115,9 @@ class NativeAttention:
     """
 
     def __init__(self, library: Library, dtype: torch.dtype, cache_dtype: torch.dtype = torch.bfloat16) -> None:
-        self._library, self._dtype, self._cache_dtype = library, dtype, cache_dtype
+        self._library = library
+        self._dtype = dtype
+        self._cache_dtype = cache_dtype
         self._starts: list[int] = []
 
     def planner(self, layers: Sequence[LayerAttention], device: torch.device) -> PathPlanner:
@@ -126,7 +130,9 @@ class NativeAttention:
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, layout: Layout, form: AttentionShape
     ) -> Tensor:
         """Store the new keys and values, and attend with every row to its own path (`Attention.forward`)."""
-        query, key, value = query.contiguous(), key.contiguous(), value.contiguous()
+        query = query.contiguous()
+        key = key.contiguous()
+        value = value.contiguous()
         sinks = None if form.sinks is None else form.sinks.detach().float().contiguous()
         shape = AttentionStruct(
             offset=self._starts[layer],
@@ -160,5 +166,6 @@ def rows_struct(plan: Plan, *tables: Tensor, are_blocks: bool = False) -> RowsSt
     paths = plan.paths
     arrays = (paths.sequence, paths.position, paths.slot, paths.prefix, paths.tail_start, paths.tail)
     addresses = [array.ctypes.data for array in (*arrays, plan.pages, plan.page_start)]
-    first, others = [table.data_ptr() for table in tables[:2]], [table.data_ptr() for table in tables[2:]]
+    first = [table.data_ptr() for table in tables[:2]]
+    others = [table.data_ptr() for table in tables[2:]]
     return RowsStruct(*addresses, *(first or (None, None)), len(paths.slot), are_blocks, *others)

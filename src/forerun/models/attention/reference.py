@@ -95,7 +95,8 @@ class SegmentPlanner:
         writes: list[Write] = []
         segments: list[Segment] = []
         for sequence, rows in enumerate(batch):
-            cache, start = cache_of(ContiguousCache, rows.cache), rows.start
+            cache = cache_of(ContiguousCache, rows.cache)
+            start = rows.start
             stored.append(StoredKeys(cache.keys, cache.values))
             writes.append(Write(sequence, cache.length + rows.first, start, rows.end))
             more = padding if sequence == len(batch) - 1 else 0
@@ -132,7 +133,8 @@ class ReferenceAttention:
         plan = layout.plan
         assert isinstance(plan, SegmentPlan)
         for write in plan.writes:
-            stored, slots = plan.stored[write.sequence], slice(write.slot, write.slot + write.end - write.start)
+            stored = plan.stored[write.sequence]
+            slots = slice(write.slot, write.slot + write.end - write.start)
             stored.keys[layer][:, slots] = key[write.start : write.end].transpose(0, 1)
             stored.values[layer][:, slots] = value[write.start : write.end].transpose(0, 1)
         return self.attend(layer, query, layout, form)
@@ -145,9 +147,11 @@ class ReferenceAttention:
         view = query.shape[1] // heads, form.window
         out = query.new_empty(len(query), query.shape[1] * width, dtype=self._dtype)
         for s in plan.segments:
-            keys, values = plan.stored[s.sequence].keys[layer], plan.stored[s.sequence].values[layer]
+            keys = plan.stored[s.sequence].keys[layer]
+            values = plan.stored[s.sequence].values[layer]
             if s.slots is not None:
-                keys, values = keys[:, s.slots], values[:, s.slots]
+                keys = keys[:, s.slots]
+                values = values[:, s.slots]
             rows = query[s.start : s.end] if s.rows is None else query[s.rows]
             mixed = attend(rows, keys, values, s.partitions[view], form)
             if s.rows is None:

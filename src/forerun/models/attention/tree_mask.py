@@ -34,7 +34,8 @@ def tree_segments(
         padding: packed rows after these that attend as the last one does; their results are not read.
     """
     paths = Tree(parents=parents).paths()
-    num_nodes, n = len(paths), len(paths) - first
+    num_nodes = len(paths)
+    n = len(paths) - first
     positions = [length + len(path) - 1 for path in paths]
     new = positions[first:]
     if _fits(length, num_nodes) and length // KV_BLOCK == max(new) // KV_BLOCK:
@@ -49,7 +50,8 @@ def tree_segments(
         padded = [*nodes, *nodes[-1:] * more]
         columns, slots = _apart(length, paths, above, padded)
         rows = torch.tensor([*(node + start - first for node in nodes), *range(start + n, start + n + more)])
-        rows, slots = rows.to(views.device, non_blocking=True), slots.to(views.device, non_blocking=True)
+        rows = rows.to(views.device, non_blocking=True)
+        slots = slots.to(views.device, non_blocking=True)
         partitions = _partitions(columns, [positions[node] for node in padded], views)
         segments.append(Segment(sequence, start, start + n + more, rows, slots, partitions))
     return segments
@@ -108,7 +110,8 @@ def _groups(length: int, paths: Sequence[Path], first: int) -> Iterator[tuple[Pa
             needed = set(paths[row][len(above) :])
             if part and not _fits(length + len(above), len(lanes | needed)):
                 yield list(above), part
-                part, lanes = [], set()
+                part = []
+                lanes = set()
             part.append(row)
             lanes |= needed
         yield list(above), part

@@ -82,7 +82,8 @@ class StepInputBuffers:
     """
 
     def __init__(self, target: Tensor, base: Tensor) -> None:
-        self._target, self._base = target, base.data_ptr()
+        self._target = target
+        self._base = base.data_ptr()
         is_cuda = target.device.type == "cuda"
         self._stages = [torch.zeros(len(target), dtype=torch.int64, pin_memory=is_cuda) for _ in range(_STAGES)]
         self._copied = [torch.cuda.Event() for _ in range(_STAGES if is_cuda else 0)]  # type: ignore[no-untyped-call]
@@ -111,7 +112,8 @@ class StepInputBuffers:
 
     def send(self, layout: Layout, tiles: Sequence[Tile]) -> None:
         """Write one piece of a forward, and copy it. Token ids that lie on the device stay there."""
-        index, self._next = self._next, (self._next + 1) % _STAGES
+        index = self._next
+        self._next = (self._next + 1) % _STAGES
         if self._copied:
             self._copied[index].synchronize()
         stage = self._stages[index]
@@ -122,6 +124,7 @@ class StepInputBuffers:
         if self._copied:
             self._copied[index].record()
         if not is_here:
-            first, end = tiles[0].first, tiles[-1].end
+            first = tiles[0].first
+            end = tiles[-1].end
             start = row_start("token")
             self._target[start : start + end - first] = layout.token_ids[first:end]

@@ -79,8 +79,10 @@ class TritonStep:
 
     def __init__(self, weights: TritonWeights, capacity: Capacity) -> None:
         self._weights = weights
-        device, hidden = weights.norm.device, len(weights.norm)
-        heads, width = weights.num_heads, weights.head_dim
+        device = weights.norm.device
+        hidden = len(weights.norm)
+        heads = weights.num_heads
+        width = weights.head_dim
         products = [each for layer in weights.layers for each in (layer.qkv, layer.out, layer.gate_up, layer.down)]
         largest = max(MAX_ROWS * product.splits * product.out_features for product in products)
         head_largest = HEAD_ROWS * weights.head.splits * weights.head.out_features
@@ -89,7 +91,8 @@ class TritonStep:
             return torch.zeros(shape, dtype=dtype, device=device)
 
         self.words = zeros(capacity.words, dtype=torch.int64)
-        self.x, self.head_x = zeros(MAX_ROWS, hidden), zeros(HEAD_ROWS, hidden)
+        self.x = zeros(MAX_ROWS, hidden)
+        self.head_x = zeros(HEAD_ROWS, hidden)
         self.logits = zeros(HEAD_ROWS, weights.head.out_features)
         self._normed = zeros(MAX_ROWS, hidden, dtype=weights.takes)
         self._query = zeros(MAX_ROWS, heads, width, dtype=weights.base.dtype)
@@ -117,8 +120,11 @@ class TritonStep:
             bucket: rows, of those in BUCKETS.
             hidden_outputs: layers, and where what enters each is written, [MAX_ROWS, hidden].
         """
-        x, outputs_of = self.x[:bucket], dict(hidden_outputs)
-        sums, bias = None, None  # of the product that is not added yet
+        x = self.x[:bucket]
+        outputs_of = dict(hidden_outputs)
+        # of the product that is not added yet
+        sums = None
+        bias = None
         for index in range(first, last):
             layer = self._weights.layers[index]
             normed = self._normed[:bucket]
@@ -129,7 +135,8 @@ class TritonStep:
             add_and_norm(x, sums, layer.out.bias, layer.mlp_norm, normed, self._weights.eps)
             activated = self._activated[:bucket]
             gated(self._product(layer.gate_up, normed), activated)
-            sums, bias = self._product(layer.down, activated), layer.down.bias
+            sums = self._product(layer.down, activated)
+            bias = layer.down.bias
         if sums is not None:
             add_and_norm(x, sums, bias)
 
@@ -149,8 +156,10 @@ class TritonStep:
 
     def _attention(self, index: int, layer: TritonLayer, normed: Tensor) -> Tensor:
         """Compute attention, [rows, H, D], and write keys and values."""
-        weights, bucket = self._weights, len(normed)
-        query, out = self._query[:bucket], self._attended[:bucket]
+        weights = self._weights
+        bucket = len(normed)
+        query = self._query[:bucket]
+        out = self._attended[:bucket]
         start = weights.layer_starts[index]
         sums = self._product(layer.qkv, normed)
         rotate_and_write(

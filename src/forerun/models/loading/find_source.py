@@ -29,7 +29,8 @@ def find_source(name: str | Path) -> ModelSource:
     Raises:
         ModelLoadError: there is none, it cannot be fetched, or there are several GGUF models.
     """
-    text, path = str(name), local_path(name)
+    text = str(name)
+    path = local_path(name)
     if text in store.names():
         fetched = store.path_of(text)
         if fetched is None:

@@ -37,13 +37,15 @@ class Reading:
     """
 
     def __init__(self, name: str, slices: Mapping[str, TensorSlice]) -> None:
-        self._name, self._left = name, dict[str, int]()
+        self._name = name
+        self._left = dict[str, int]()
         self._parts: dict[str, list[str]] = {}
         for key, each in slices.items():
             parts = getattr(each, "names", None) or [key]
             self._parts[key] = parts
             self._left |= dict.fromkeys(parts, _nbytes(each) // len(parts))
-        self._total, self._read = sum(self._left.values()), 0
+        self._total = sum(self._left.values())
+        self._read = 0
 
     def count(self, tensor: str) -> None:
         """Count a tensor, or one of several that are one parameter, that was read, and call the listener."""
@@ -65,8 +67,11 @@ class _Counted:
     """A tensor in the form of a safetensors slice that is counted when it is read."""
 
     def __init__(self, slice_: TensorSlice, name: str, reading: Reading) -> None:
-        self._slice, self._name, self._reading = slice_, name, reading
-        self.get_shape, self.get_dtype = slice_.get_shape, slice_.get_dtype
+        self._slice = slice_
+        self._name = name
+        self._reading = reading
+        self.get_shape = slice_.get_shape
+        self.get_dtype = slice_.get_dtype
         if hasattr(slice_, "part"):  # of a tensor of all experts
             self.part = self._part
 

@@ -107,7 +107,8 @@ def _fields(words: Tensor, bits: int) -> Tensor:
 def codes_of(words: Tensor, bits: int = 4, *, of_outputs: bool = False) -> Tensor:
     """Return codes [out, in] uint8, the lowest of a word first: of inputs, [in * bits / 32, out] words; or, in AWQ's
     order, of outputs, [in, out / 8] words. The native library does it where there is one."""
-    library, (rows, columns) = native() if bits == 4 else None, words.shape
+    library = native() if bits == 4 else None
+    (rows, columns) = words.shape
     if library is None and of_outputs:
         return _fields(words, bits).view(rows, columns, 8)[..., _AWQ_ORDER].flatten(1).T.contiguous()
     if library is None:
@@ -134,7 +135,8 @@ def _integers(
 
     read: returns [out, in] codes, and [out, groups] scales and zeros; None: the middle. place: the group of each input.
     """
-    width, group = shape[1], shape[1] // groups
+    width = shape[1]
+    group = shape[1] // groups
     in_order = torch.arange(width) // group
     of = in_order if place is None else place[...].long()
     is_whole = width % groups == 0 and (groups == 1 or settings.group in (0, group)) and of.shape == (width,)
@@ -159,7 +161,8 @@ def _integers(
 
     def weight(index: Index) -> QuantizedWeight:
         codes, scales, zeros = checked()
-        zero, activation_bits = zeros if form.zero is None else form.zero, QUANTISATIONS[f"int{form.bits}"][1]
+        zero = zeros if form.zero is None else form.zero
+        activation_bits = QUANTISATIONS[f"int{form.bits}"][1]
         return QuantizedWeight(form.bits, codes, zero, scales, None, form.group, activation_bits)
 
     form = QuantizedFormat(max(4, bits), None, -(-group // GROUP) * GROUP, False)
@@ -180,7 +183,8 @@ def _gptq(parts: Parts, settings: Settings) -> Stored:
         zeros = _fields(parts[".qzeros"][...] + lacking, bits)
         return codes_of(parts[""][...], bits), parts[".scales"][...].T, zeros.T
 
-    place, width = parts.get(".g_idx"), 32 * rows // bits
+    place = parts.get(".g_idx")
+    width = 32 * rows // bits
     return _integers(settings, bits, (out, width), groups, parts[".scales"], read, place=place)
 
 
@@ -197,13 +201,16 @@ def _awq(parts: Parts, settings: Settings) -> Stored:
 def _packed(parts: Parts, settings: Settings) -> Stored:
     """Of compressed-tensors: words along the inputs, of zeros along the outputs."""
     out, width = parts["_shape"][...].tolist()
-    bits, zero = 32 // -(-width // parts[""].get_shape()[1]), parts.get("_zero_point")
+    bits = 32 // -(-width // parts[""].get_shape()[1])
+    zero = parts.get("_zero_point")
 
     def read() -> tuple[Tensor, Tensor, Tensor | None]:
         zeros = None if zero is None else _fields(zero[...].T, bits)[:, :out].T
         return codes_of(parts[""][...].T, bits)[:, :width], parts["_scale"][...], zeros
 
-    shape, groups, place = (out, width), parts["_scale"].get_shape()[1], parts.get("_g_idx")
+    shape = (out, width)
+    groups = parts["_scale"].get_shape()[1]
+    place = parts.get("_g_idx")
     return _integers(settings, bits, shape, groups, parts["_scale"], read, has_zeros=zero is not None, place=place)
 
 
@@ -213,7 +220,8 @@ def _bytes(parts: Parts, settings: Settings, scale_part: str, zero_part: str, fa
     factor: of the scales.
     """
     (out, width), zero, scale = parts[""].get_shape(), parts.get(zero_part), parts[scale_part]
-    groups, most = scale.get_shape()[1] if len(scale.get_shape()) == 2 else 1, 1 << settings.bits - 1
+    groups = scale.get_shape()[1] if len(scale.get_shape()) == 2 else 1
+    most = 1 << settings.bits - 1
 
     def read() -> tuple[Tensor, Tensor, Tensor | None]:
         codes = parts[""][...]
@@ -251,7 +259,8 @@ def _float8(parts: Parts, settings: Settings, scale_part: str) -> Stored:
     shape = parts[""].get_shape()
 
     def numbers(index: Index) -> Tensor:
-        scale, are_exponents = parts[scale_part][index].float(), parts[scale_part].get_dtype() == "U8"
+        scale = parts[scale_part][index].float()
+        are_exponents = parts[scale_part].get_dtype() == "U8"
         codes = parts[""][index]
         table = torch.arange(256, dtype=torch.uint8).view(codes.dtype).float()  # torch converts codes one by one
         found = torch.from_numpy(np.take(table.numpy(), codes.view(torch.uint8).numpy()))
@@ -265,7 +274,8 @@ def _scaled(numbers: Tensor, scale: Tensor, blocks: tuple[int, int] = (0, 0)) ->
     if scale.dim() < 2:
         return numbers.mul_(scale[:, None] if scale.numel() > 1 else scale.reshape(()))
     for axis, given in enumerate(blocks, -2):
-        size, count = numbers.shape[axis], scale.shape[axis]
+        size = numbers.shape[axis]
+        count = scale.shape[axis]
         block = given or size // count
         if count not in (1, size, -(-size // block)):
             raise ValueError(f"{count} scales of blocks of {block} do not fit {size} numbers")
@@ -299,7 +309,8 @@ def _nf4(parts: Parts, settings: Settings) -> Stored:
     state = json.loads(bytes(part[...].tolist()))
 
     def numbers(index: Index) -> Tensor:
-        scale, packed = parts[".absmax"][...], parts[""][...].flatten()
+        scale = parts[".absmax"][...]
+        packed = parts[""][...].flatten()
         if ".nested_absmax" in parts:
             wide = parts[".nested_absmax"][...].repeat_interleave(state["nested_blocksize"])[: len(scale)]
             scale = parts[".nested_quant_map"][...][scale.int()] * wide + state["nested_offset"]
@@ -311,7 +322,8 @@ def _nf4(parts: Parts, settings: Settings) -> Stored:
 
 def _hqq(parts: Parts, settings: Settings) -> Stored:
     """Of HQQ: groups are rows, or columns, packed by equal parts of the rows, the first highest."""
-    bits, shape = int(parts[".nbits"][...]), parts[".shape"][...].tolist()
+    bits = int(parts[".nbits"][...])
+    shape = parts[".shape"][...].tolist()
 
     def numbers(index: Index) -> Tensor:
         packed = parts[""][...]

@@ -70,7 +70,8 @@ def turned(slices: dict[str, TensorSlice], config: Any) -> dict[str, TensorSlice
 
     config: of the text model.
     """
-    hidden, width = config.hidden_size, config.moe_intermediate_size
+    hidden = config.hidden_size
+    width = config.moe_intermediate_size
     published = {_STACKS[0]: [hidden, 2 * width], _STACKS[1]: [width, hidden]}
     stacks = {name: each for name, each in slices.items() if name.endswith(_STACKS)}
     shapes = {name[name.index("mlp") :]: each.get_shape()[1:] for name, each in stacks.items()}

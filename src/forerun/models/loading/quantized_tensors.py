@@ -21,7 +21,10 @@ from forerun.kernels.quantize import GROUP, QuantizedFormat, QuantizedWeight
 from forerun.models.loading.weights import TensorSlice
 from forerun.utils.foreign_errors import REMEDY
 
-_CODES, _PACKED, _SCALE, _MINIMUM = "codes", "packed_codes", "scale", "minimum"
+_CODES = "codes"
+_PACKED = "packed_codes"
+_SCALE = "scale"
+_MINIMUM = "minimum"
 _KINDS = {_CODES: "U8", _PACKED: "U8", _SCALE: ("F16", "F32"), _MINIMUM: "F16"}
 _TRANSPOSED = ".transposed"
 
@@ -80,7 +83,8 @@ class QuantizedTensors:
             ModelLoadError: a weight lacks a part, or one has a shape or number format that cannot be.
         """
         parts: dict[str, dict[str, TensorSlice]] = {}
-        transposed, remaining = set(), {}
+        transposed = set()
+        remaining = {}
         for key, each in slices.items():
             prefix, _, kind = key.rpartition(".")
             if kind not in _KINDS or not prefix.removesuffix(_TRANSPOSED).endswith("weight"):
@@ -111,7 +115,8 @@ class QuantizedTensors:
         if name not in self.parts:
             return None
         parts = self.parts[name]
-        scale, quantized = parts[_SCALE][...], self._quantized(name)[...]
+        scale = parts[_SCALE][...]
+        quantized = self._quantized(name)[...]
         minimum = parts[_MINIMUM][...] if _MINIMUM in parts else None
         if not (scale.isfinite().all() and (minimum is None or minimum.isfinite().all())):
             raise ModelLoadError(f"{self.place}: the weight {name} has a scale that is NaN or infinite. {REMEDY}")
@@ -128,7 +133,8 @@ class QuantizedTensors:
 
     def _form(self, name: str) -> QuantizedFormat:
         parts = self.parts[name]
-        has_minimum, group = _MINIMUM in parts, GROUP if parts[_SCALE].get_dtype() == "F16" else None
+        has_minimum = _MINIMUM in parts
+        group = GROUP if parts[_SCALE].get_dtype() == "F16" else None
         if _PACKED in parts or has_minimum:
             return QuantizedFormat(4, 0 if has_minimum else 8, group, has_minimum)
         return QuantizedFormat(8, 128, group, False)

@@ -36,7 +36,8 @@ class GuidanceMatcher:
     """
 
     def __init__(self, matcher: LLMatcher, end_id: int) -> None:
-        self._matcher, self._end_id = matcher, end_id
+        self._matcher = matcher
+        self._end_id = end_id
 
     def accept(self, token_id: int) -> bool:
         return self._matcher.try_consume_tokens([token_id]) == 1
@@ -89,7 +90,9 @@ class Grammars:
     """
 
     def __init__(self, tokenizer: Any, name: str, vocab_size: int) -> None:
-        self._hf_tokenizer, self._name, self._vocab_size = tokenizer, name, vocab_size
+        self._hf_tokenizer = tokenizer
+        self._name = name
+        self._vocab_size = vocab_size
         self._lock = threading.Lock()
         self._tokenizer: LLTokenizer | None = None
         self._prepared: OrderedDict[Key, tuple[LLMatcher, int]] = OrderedDict()  # with its bytes
@@ -154,7 +157,8 @@ class Grammars:
             verdict = self._verdicts.get(key)
         if verdict is None:
             arguments = {"num_tokens": self._num_tokens, "end_id": end_id, "kind": grammar.kind}
-            text, tokenizer = grammar.text.encode(), self._hf_tokenizer
+            text = grammar.text.encode()
+            tokenizer = self._hf_tokenizer
             try:
                 verdict, _ = CHILDREN.perform("try_grammar", arguments, text, seconds=_SECONDS, tokenizer=tokenizer)
             except TaskLimitError as error:

@@ -43,7 +43,8 @@ class SequenceConstraint:
         self._given: list[int] = []  # the tokens that the matcher has taken, committed ones and those after them
         self._refused: GrammarDeadEndError | None = None  # of a committed token
         self._memory: dict[tuple[int, ...], Allowed] = {}  # path after the committed tokens -> what may follow
-        self._seconds, self._positions = 0.0, 0
+        self._seconds = 0.0
+        self._positions = 0
 
     def allowed(self, sequence: Sequence, paths: Seq[Seq[int]]) -> list[Allowed]:
         self._follow(sequence)
@@ -88,7 +89,9 @@ class SequenceConstraint:
         length = sequence.num_output
         if length < self._committed:  # another sequence's tokens, or fewer than there were
             self._memory.clear()
-            self._matcher, self._refused, self._committed = None, None, 0
+            self._matcher = None
+            self._refused = None
+            self._committed = 0
         if length == self._committed:
             return
         new = sequence.token_ids[sequence.num_prompt + self._committed :]
@@ -103,10 +106,12 @@ class SequenceConstraint:
 
         It then stands as far as it came. An interrupt leaves no matcher.
         """
-        matcher, self._matcher = self._matcher, None
+        matcher = self._matcher
+        self._matcher = None
         started = thread_time()
         if matcher is None:
-            matcher, first = self._new_matcher(), sequence.num_prompt
+            matcher = self._new_matcher()
+            first = sequence.num_prompt
             self._given = sequence.token_ids[first : first + self._committed]
             if not all(map(matcher.accept, self._given)):
                 self._refused = _refusal()
@@ -137,7 +142,8 @@ class SequenceConstraint:
             return None
         if not self._move(sequence, path):
             return _refusal()
-        matcher, self._matcher = self._matcher, None
+        matcher = self._matcher
+        self._matcher = None
         assert matcher is not None
         started = thread_time()
         try:

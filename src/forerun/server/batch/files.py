@@ -88,11 +88,18 @@ class ByteRange:
 def ranges_of(requests: BatchFile, num_workers: int) -> Iterator[ByteRange]:
     """Split the file into ranges of about the same number of requests, several for each worker."""
     most = min(_MOST_LINES, -(-requests.num_lines // (num_workers * _PARTS)))
-    first, count, start, end, content = 0, 0, 0, 0, sha256()
+    first = 0
+    count = 0
+    start = 0
+    end = 0
+    content = sha256()
     for line in requests.raw():
         if count == most:
             yield ByteRange(first, count, start, end, content.hexdigest())
-            first, count, start, content = first + count, 0, end, sha256()
+            first = first + count
+            count = 0
+            start = end
+            content = sha256()
         count += bool(line.strip())
         end += len(line)
         content.update(line)

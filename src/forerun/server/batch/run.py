@@ -78,7 +78,10 @@ class BatchRun:
     """
 
     def __init__(self, llm: LLM, thread: EngineThread, model: str, seed: int | None) -> None:
-        self._llm, self._thread, self._model, self._seed = llm, thread, model, seed
+        self._llm = llm
+        self._thread = thread
+        self._model = model
+        self._seed = seed
         self._texts = ModelTexts(llm.tokenizer)
         self._most = 2 * llm.engine.config.max_batch
         self._max_active = self._most  # choices that may be in the engine: fewer after it has refused some
@@ -94,7 +97,8 @@ class BatchRun:
         Raises:
             DeviceError: the device that computes it has failed.
         """
-        pieces, more = self._pieces(requests), True
+        pieces = self._pieces(requests)
+        more = True
         while True:
             while self._next and self._fits(self._next[0]):
                 self._submit(self._next.popleft())

@@ -123,8 +123,10 @@ def metrics(every: Iterable[SequenceStats]) -> dict[str, Any]:
     reached = [sum(row) for row in zip_longest(*(each.reached_per_position for each in stats), fillvalue=0)]
     accepted = [sum(row) for row in zip_longest(*(each.accepted_per_position for each in stats), fillvalue=0)]
     steps = reached[0] if reached else 0
-    drafted, kept = sum(each.num_draft_tokens for each in stats), sum(each.num_accepted_tokens for each in stats)
-    decisions, of_sources = Counter[str](), dict[str, Counter[str]]()
+    drafted = sum(each.num_draft_tokens for each in stats)
+    kept = sum(each.num_accepted_tokens for each in stats)
+    decisions = Counter[str]()
+    of_sources = dict[str, Counter[str]]()
     for each in stats:
         decisions.update(each.decisions)
         for name, source in each.sources.items():
@@ -172,7 +174,8 @@ class Asked:
 
     def message(self, prompt: int = 0, suffix: str = "") -> Message:
         """Begin the message that answers a prompt. suffix: of its name."""
-        form, request = self.request.response_format(self.texts), self.request
+        form = self.request.response_format(self.texts)
+        request = self.request
         if form is None:
             return PlainText()
         end = self.texts.prompt_end(self.prompts[prompt])
@@ -205,7 +208,10 @@ class Chunks:
     num_events = 0
 
     def __init__(self, asked: Asked) -> None:
-        self._asked, self._texts, self._request, self._prompts = asked, asked.texts, asked.request, asked.prompts
+        self._asked = asked
+        self._texts = asked.texts
+        self._request = asked.request
+        self._prompts = asked.prompts
         self._chat = asked.request.url == CHAT_URL
         kind = "chat.completion" if self._chat else "text_completion"
         self._whole = {
@@ -255,7 +261,8 @@ class Chunks:
             return self._made(growing, choice, content)
         if self._request.echo:
             entries: Any = None if choice.logprobs is None else [*(generation.prompt_logprobs or []), *choice.logprobs]
-            text, ids = self._prompt_text(growing.prompt) + choice.text, generation.prompt_token_ids + choice.token_ids
+            text = self._prompt_text(growing.prompt) + choice.text
+            ids = generation.prompt_token_ids + choice.token_ids
             choice = replace(choice, text=text, token_ids=ids, logprobs=entries)
         made = self._made(growing, choice, {"text": choice.text})
         if made["logprobs"] is not None:  # the text may end before the last tokens do
@@ -269,7 +276,8 @@ class Chunks:
 
     def _made(self, growing: _Growing, given: Choice | StreamChunk, content: dict[str, Any]) -> dict[str, Any]:
         """Return a choice, or a part of it, as the answer has it. content: its text."""
-        reason, with_drafts = given.finish_reason, self._request.stream_options.include_drafts
+        reason = given.finish_reason
+        with_drafts = self._request.stream_options.include_drafts
         is_divided = with_drafts or given.logprobs is not None
         starts, texts = growing.pieces.push(given.token_ids, last=reason is not None) if is_divided else ([], [])
         logprobs = None
@@ -287,7 +295,9 @@ class Chunks:
         Args:
             prompt: index of the prompt that it answers.
         """
-        chunk, request, num_begun = output.chunk, self._request, len(self._choices)
+        chunk = output.chunk
+        request = self._request
+        num_begun = len(self._choices)
         growing = self._choice(prompt, chunk.index)
         if len(self._choices) > num_begun and (self._chat or request.echo):
             text = {"text": self._prompt_text(prompt) if request.echo else ""}

@@ -133,7 +133,10 @@ def _refusal(error: ValidationError, model: type[Body]) -> RequestBodyError:
     model: the descriptions of its fields with alternatives are noun phrases.
     """
     first = error.errors(include_url=False)[0]
-    place, kind, message, value = first["loc"], first["type"], first["msg"], first["input"]
+    place = first["loc"]
+    kind = first["type"]
+    message = first["msg"]
+    value = first["input"]
     if isinstance(raised := first.get("ctx", {}).get("error"), RequestBodyError):
         return raised
     if kind == "json_invalid":
@@ -188,7 +191,8 @@ def _read_large(content: bytes) -> object:
 
 def _has_many_values(value: object) -> bool:
     """Return whether there are more than _MOST_VALUES values in this one, of which a list of numbers is one."""
-    pending, count = [value], 0
+    pending = [value]
+    count = 0
     while pending and count + len(pending) <= _MOST_VALUES:
         each = pending.pop()
         count += 1

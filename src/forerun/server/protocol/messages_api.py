@@ -205,11 +205,15 @@ class MessageEvents:
     num_events = 0
 
     def __init__(self, asked: Asked) -> None:
-        self._asked, (self._prompt,) = asked, asked.prompts
+        self._asked = asked
+        (self._prompt,) = asked.prompts
         self._head = {"id": f"msg_{asked.name}", "type": "message", "role": "assistant", "model": asked.model}
-        self._message, self._is_begun = asked.message(), False
+        self._message = asked.message()
+        self._is_begun = False
         self._open: tuple[str, int] | None = None  # kind of the open block, and index of its call
-        self._num_blocks, self._blank = 0, ""  # blocks that are closed; white space before a text
+        # blocks that are closed; white space before a text
+        self._num_blocks = 0
+        self._blank = ""
 
     def whole(self, generations: Seq[Generation]) -> dict[str, Any]:
         """Return the body of the answer."""
@@ -235,7 +239,8 @@ class MessageEvents:
 
     def _of_delta(self, delta: Delta) -> Iterator[dict[str, Any]]:
         """Yield the events of a piece of the answer."""
-        block, text = (delta.kind, delta.index), delta.text
+        block = (delta.kind, delta.index)
+        text = delta.text
         if delta.kind == CONTENT:
             text = self._blank + text
             self._blank = "" if text.strip() or self._open == block else text
@@ -259,11 +264,15 @@ class MessageEvents:
     def _close(self) -> Iterator[dict[str, Any]]:
         if self._open is not None:
             yield {"type": "content_block_stop", "index": self._num_blocks}
-            self._open, self._num_blocks = None, self._num_blocks + 1
+            self._open = None
+            self._num_blocks = self._num_blocks + 1
 
     def _end(self, choice: Choice) -> dict[str, Any]:
         """Return why an answer has ended."""
-        reason, stop, texts, request = "end_turn", None, self._asked.texts, self._asked.request
+        reason = "end_turn"
+        stop = None
+        texts = self._asked.texts
+        request = self._asked.request
         if choice.finish_reason != "stop":
             reason = "max_tokens"
         elif self._message.calls:

@@ -75,7 +75,8 @@ class ModelTexts:
     @property
     def carry_calls(self) -> bool:
         """Return whether the chat template carries tools, and calls in a known format."""
-        form, template = self.response_format(has_tools=True), getattr(self.tokenizer, "chat_template", None)
+        form = self.response_format(has_tools=True)
+        template = getattr(self.tokenizer, "chat_template", None)
         return form is not None and "tools" in str(template) and any(region.kind == CALL for region in form.regions)
 
     def marks(self, form: ResponseFormat | None) -> dict[int, str]:

@@ -117,14 +117,16 @@ class CompletionRequest:
                 "that is not known. Leave it out, take a model that was made for tools, or give its response template.",
                 param,
             )
-        prompts, params = self.prompts, self.params
+        prompts = self.prompts
+        params = self.params
         try:
             if self.forced is not None:
                 assert form is not None  # it carries calls
                 ids = encode(prompts[0], llm.tokenizer, llm.target.name, options, model=llm.target)
                 thinks = ResponseParser(form, texts.prompt_end(ids), self.tools, "").kind == REASONING
                 grammar = self.forced.grammar(form, self.tools, llm.engine.grammars, thinks, self.one_call)
-                prompts, params = [ids], replace(params, grammar=grammar)
+                prompts = [ids]
+                params = replace(params, grammar=grammar)
             made = llm.requests(prompts, params, options, stream=self.stream, flow=flow)
         except PromptError as error:
             code = "context_length_exceeded" if isinstance(error, ContextLengthError) else None
@@ -265,7 +267,8 @@ class ChatBody(CompletionOptions):
             max_tokens=self.max_completion_tokens or self.max_tokens or context_length,
             logprobs=(self.top_logprobs or 0) if self.logprobs else None,
         )
-        choice, tools = self.tool_choice, () if self.tool_choice == "none" else tuple(self.tools or ())
+        choice = self.tool_choice
+        tools = () if self.tool_choice == "none" else tuple(self.tools or ())
         name = choice.function.name if isinstance(choice, ChosenTool) else None
         return CompletionRequest(
             CHAT_URL,

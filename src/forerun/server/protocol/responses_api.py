@@ -99,7 +99,8 @@ def _chat(items: Seq[Any]) -> list[dict[str, Any]]:
             role = "system" if item["role"] == "developer" else item["role"]
             chat.append({"role": role, "content": text_of(item["content"])})
         if thought and kind in ("message", "function_call") and chat[-1]["role"] == "assistant":
-            chat[-1]["reasoning_content"], thought = thought, ""
+            chat[-1]["reasoning_content"] = thought
+            thought = ""
     return chat
 
 
@@ -157,7 +158,8 @@ class ResponseBody(GenerationBody):
 
         kept: responses on which this one may follow, and where it is kept.
         """
-        name, given = self.previous_response_id, self.input
+        name = self.previous_response_id
+        given = self.input
         given = [{"role": "user", "content": given}] if isinstance(given, str) else given
         before = KeptResponse() if name is None else kept.find(name, "previous_response_id")
         items: list[Any] = [*before.input, *before.output, *given]
@@ -173,7 +175,8 @@ class ResponseBody(GenerationBody):
         messages = [with_read_calls(message, "input") for message in _chat(items)]
         if self.instructions is not None:
             messages = [{"role": "system", "content": self.instructions}, *messages]
-        choice, tools = self.tool_choice, () if self.tool_choice == "none" else chat_tools(self.tools)
+        choice = self.tool_choice
+        tools = () if self.tool_choice == "none" else chat_tools(self.tools)
         tool = choice.name if isinstance(choice, ChosenTool) else None
         return CompletionRequest(
             RESPONSES_URL,
@@ -230,7 +233,8 @@ class ResponseEvents:
     """
 
     def __init__(self, asked: Asked) -> None:
-        self._asked, params = asked, asked.request.params
+        self._asked = asked
+        params = asked.request.params
         self._message = asked.message()
         self._head: dict[str, Any] = {
             "id": f"resp_{asked.name}",
@@ -316,14 +320,17 @@ class ResponseEvents:
         self._pieces.append(delta.text)
         more: dict[str, Any] = {}
         if delta.kind == CONTENT:
-            more["logprobs"], self._held = self._held, []
+            more["logprobs"] = self._held
+            self._held = []
             self._logprobs += more["logprobs"]
         if delta.kind == CONTENT or delta.text:
             yield self._event(f"response.{_ITEMS[delta.kind][2]}.delta", **self._place(), delta=delta.text, **more)
 
     def _begun(self, delta: Delta) -> Iterator[dict[str, Any]]:
         """Yield the events of a new item."""
-        self._open, self._pieces, self._logprobs = (delta.kind, delta.index), [], []
+        self._open = (delta.kind, delta.index)
+        self._pieces = []
+        self._logprobs = []
         head, kind, _ = _ITEMS[delta.kind]
         fields: dict[str, dict[str, Any]] = {
             CONTENT: {"role": "assistant", "content": []},
@@ -342,12 +349,14 @@ class ResponseEvents:
         if self._open is None:
             return
         (kind, _), text, item, place = self._open, "".join(self._pieces), self._items[-1], self._place()
-        self._open, item["status"] = None, status
+        self._open = None
+        item["status"] = status
         if kind == CALL:
             item["arguments"] = text
             yield self._event("response.function_call_arguments.done", **place, name=item["name"], arguments=text)
         else:
-            part, logprobs = _part(kind, text, self._logprobs), {"logprobs": self._logprobs} if kind == CONTENT else {}
+            part = _part(kind, text, self._logprobs)
+            logprobs = {"logprobs": self._logprobs} if kind == CONTENT else {}
             item["content"] = [part]
             yield self._event(f"response.{part['type']}.done", **place, text=text, **logprobs)
             yield self._event("response.content_part.done", **place, part=part)
@@ -364,7 +373,8 @@ class ResponseEvents:
         return place if self._items[-1]["type"] == "function_call" else {**place, "content_index": 0}
 
     def _event(self, kind: str, **fields: Any) -> dict[str, Any]:
-        number, self.num_events = self.num_events, self.num_events + 1
+        number = self.num_events
+        self.num_events = self.num_events + 1
         return {"type": kind, "sequence_number": number, **fields}
 
 

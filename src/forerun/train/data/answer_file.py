@@ -167,7 +167,8 @@ class ChatText:
     """
 
     def __init__(self, tokenizer: Any, name: str) -> None:
-        self.tokenizer, self.name = tokenizer, name
+        self.tokenizer = tokenizer
+        self.name = name
         self.has_template = bool(getattr(tokenizer, "chat_template", None))
 
     def encode(self, prompt: str | Sequence[Mapping[str, str]], *, system: bool = True) -> list[int]:

@@ -26,7 +26,8 @@ GIVEN = "given"
 """Kind of prompts that are given without a category."""
 CUT = "text"
 """Kind of prompts that are cut from text."""
-MIN_PROMPT_TOKENS, MAX_PROMPT_TOKENS = 60, 400
+MIN_PROMPT_TOKENS = 60
+MAX_PROMPT_TOKENS = 400
 REFERENCE_TOKENS = 256
 """Tokens of a code prompt's reference, the text that follows it in its file."""
 
@@ -133,7 +134,8 @@ def code_prompt(file: SourceFile, tokenizer: Any, number: int = 0) -> Case | Non
 
 def _take(counts: Sequence[int], start: int, tokens: int) -> int:
     """Return the line before which about `tokens` tokens from line `start` on are taken (at least one line)."""
-    size, end = 0, start
+    size = 0
+    end = start
     while end < len(counts) and (end == start or size + counts[end] <= tokens):
         size += counts[end]
         end += 1

@@ -109,7 +109,10 @@ class _Documents:
     """
 
     def __init__(self, chat: ChatText, prompt_positions: int, held_out: float, overlap: Overlap) -> None:
-        self._chat, self._prompt_positions, self._held_out, self._overlap = chat, prompt_positions, held_out, overlap
+        self._chat = chat
+        self._prompt_positions = prompt_positions
+        self._held_out = held_out
+        self._overlap = overlap
         self.left_out: Counter[str] = Counter({OVERLAP: 0})
 
     def of(self, path: Path, named: bool) -> Iterator[PackedDocument]:
@@ -136,7 +139,8 @@ class _Documents:
 
     def _line(self, line: AnswerLine) -> PackedDocument:
         """Make a document: all of an answer is wanted, and some positions of its prompt; of existing text, all."""
-        held_out, tokenizer = hash_fraction(line.prompt_text) < self._held_out, self._chat.tokenizer
+        held_out = hash_fraction(line.prompt_text) < self._held_out
+        tokenizer = self._chat.tokenizer
         if line.answer is None:
             tokens = encode_text(tokenizer, line.prompt_text, special=True)
             return PackedDocument(tokens, [True] * len(tokens), held_out)
@@ -193,7 +197,8 @@ def read_rows(
             report=lambda line: console.print(line, highlight=False),
         )
     rows = PackedShard(data)
-    of_rows, of_target = rows.made_from.get("tokenizer"), fingerprint(tokenizer)
+    of_rows = rows.made_from.get("tokenizer")
+    of_target = fingerprint(tokenizer)
     if of_rows != of_target or rows.vocab_size != target.vocab_size:
         raise ConfigError(
             f"{data} was packed with another tokenizer than that of {target.name}: fingerprint {of_rows} and "

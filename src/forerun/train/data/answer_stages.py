@@ -49,7 +49,8 @@ def compute(
     Raises:
         ForerunError: a step failed. What was unfinished is forgotten.
     """
-    engine, inside = llm.engine, dict[int, Key]()
+    engine = llm.engine
+    inside = dict[int, Key]()
     most = 2 * engine.config.max_batch
     try:
         while waiting or inside:
@@ -82,7 +83,11 @@ class Stages:
     def __init__(
         self, llm: LLM, folder: Path, head: Mapping[str, Any], options: AnswerMaking, console: Console
     ) -> None:
-        self._llm, self._folder, self._head, self._options, self._console = llm, folder, head, options, console
+        self._llm = llm
+        self._folder = folder
+        self._head = head
+        self._options = options
+        self._console = console
         self.chat = ChatText(llm.tokenizer, llm.target.name)
 
     def own_prompts(self, count: int) -> list[Case]:
@@ -93,7 +98,8 @@ class Stages:
         """
         kept: dict[str, Case] = {}
         faults: Counter[str] = Counter()
-        number, most = 0, _MOST_TRIES * count
+        number = 0
+        most = _MOST_TRIES * count
         with self._journal("prompts", {"count": count}, most) as journal:
             while len(kept) < count and number < most:
                 wave = range(number, min(most, number + max(32, round(_WAVE * (count - len(kept))))))

@@ -94,7 +94,8 @@ def _translation(rng: random.Random, passages: Sequence[Passage]) -> str:
     sentences = _SENTENCE.split(rng.choice(passages).text)
     size = rng.randint(1, TRANSLATED_SENTENCES)
     first = rng.randrange(max(1, len(sentences) - size + 1))
-    text, language = " ".join(sentences[first : first + size]), rng.choice(LANGUAGES)
+    text = " ".join(sentences[first : first + size])
+    language = rng.choice(LANGUAGES)
     return rng.choice(
         (
             f"Translate the following text to {language}:\n\n{text}",

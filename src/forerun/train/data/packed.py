@@ -73,7 +73,8 @@ class PackedShard:
     """
 
     def __init__(self, folder: Path, part: str = TRAINING) -> None:
-        self.folder, self.part = folder, part
+        self.folder = folder
+        self.part = part
         index = Fields.read(folder / INDEX, ConfigError, remedy=REMEDY)
         if index.string("form", "") != FORM:
             raise ConfigError(f"{folder / INDEX} is not of the form {FORM!r}. {REMEDY}")
@@ -106,12 +107,15 @@ class PackedShard:
         """
         if not len(self):
             raise ConfigError(f"{self.folder} holds no rows of the part {self.part!r}. Give more data.")
-        chosen, position, left = [], step * rows, rows
+        chosen = []
+        position = step * rows
+        left = rows
         while left:
             epoch, start = divmod(position, len(self))
             order = np.random.default_rng([seed, epoch]).permutation(len(self))
             chosen.extend(order[start : start + left].tolist())
-            position, left = position + min(left, len(self) - start), rows - len(chosen)
+            position = position + min(left, len(self) - start)
+            left = rows - len(chosen)
         return self.rows(chosen)
 
     def rows(self, numbers: list[int]) -> PackedBatch:
@@ -224,7 +228,10 @@ class _Writer:
     """Writes the rows of one part into shards."""
 
     def __init__(self, folder: Path, part: str, width: int, vocab_size: int) -> None:
-        self._folder, self._part, self._width, self._vocab_size = folder, part, width, vocab_size
+        self._folder = folder
+        self._part = part
+        self._width = width
+        self._vocab_size = vocab_size
         self._open: list[_OpenRow] = []
         self._full: list[_OpenRow] = []
         self._shards: dict[str, str] = {}
@@ -267,11 +274,14 @@ class _Writer:
         if not self._full:
             return
         shape = (len(self._full), self._width)
-        tokens, wanted = np.zeros(shape, np.int32), np.zeros(shape, np.bool_)
+        tokens = np.zeros(shape, np.int32)
+        wanted = np.zeros(shape, np.bool_)
         documents = np.full(shape, NO_DOCUMENT, np.int32)
         for index, row in enumerate(self._full):
             size = len(row.tokens)
-            tokens[index, :size], wanted[index, :size], documents[index, :size] = row.tokens, row.wanted, row.documents
+            tokens[index, :size] = row.tokens
+            wanted[index, :size] = row.wanted
+            documents[index, :size] = row.documents
         arrays = {"tokens": tokens, "wanted": wanted, "documents": documents}
         content = save({name: torch.from_numpy(array) for name, array in arrays.items()})
         name = f"{self._part}-{len(self._shards):05}.safetensors"

@@ -85,7 +85,8 @@ def prose_pieces(text: str) -> Iterator[str]:
         if held and (not paragraph or count + words > PROSE_WORDS[1]):
             if count >= PROSE_WORDS[0]:
                 yield "\n\n".join(held)
-            held, count = [], 0
+            held = []
+            count = 0
         if paragraph and words <= PROSE_WORDS[1] and _is_prose(paragraph):
             held.append(" ".join(paragraph.split()))
             count += words

@@ -82,10 +82,12 @@ class DistillationLoss:
         assert isinstance(draft, PreTrainedModel)
         where = device_of(draft)
         tokens, ids, probs, documents, wanted = (to_device(tensor, where) for tensor in rows)
-        ids, counted = ids.long(), wanted[:, 1:]
+        ids = ids.long()
+        counted = wanted[:, 1:]
         if self.columns is not None:
             ids = self.columns.to(where)[ids]
-        ids, probs = ids[counted], probs.float()[counted]
+        ids = ids[counted]
+        probs = probs.float()[counted]
         inputs = {"input_ids": tokens[:, :-1].long(), "attention_mask": document_mask(documents[:, :-1])}
         with products_in(self.dtype, where):
             if llama_refusal(draft.config) is not None:  # it may do more to its logits than one product
@@ -99,10 +101,12 @@ class DistillationLoss:
     ) -> Tensor:
         """Average over hidden states. hidden: [N, H] after the final norm; ids, probs: [N, k]."""
         head = draft.get_output_embeddings()
-        weight, bias = head.weight, head.bias
+        weight = head.weight
+        bias = head.bias
         if self.output_tokens is not None:
             chosen = self.output_tokens.to(hidden.device)
-            weight, bias = weight[chosen], None if bias is None else bias[chosen]
+            weight = weight[chosen]
+            bias = None if bias is None else bias[chosen]
 
         def total(part: Tensor, part_ids: Tensor, part_probs: Tensor) -> Tensor:
             logits = F.linear(part, weight, bias)
@@ -157,9 +161,12 @@ def train(
     kept = output_tokens_of(draft)
     outputs = options.output_tokens or (None if kept is None else len(kept))
     check_size(draft, step_parameters(target), outputs)
-    end, now, samples = options.end(), time.monotonic(), run_folder / "samples"
+    end = options.end()
+    now = time.monotonic()
+    samples = run_folder / "samples"
     begun = pinned(run_folder / "distil").integer(SHARDS, 0)  # a run that goes on learns from the same rows
-    shards, half = begun or num_shards(rows, options), math.inf if begun else now + (end - now) / 2
+    shards = begun or num_shards(rows, options)
+    half = math.inf if begun else now + (end - now) / 2
     with StageProgress(console, "soft labels", shards, end=half) as progress:
         shards = sample_all(target, rows, samples, options, progress.show, shards, half)
     if options.output_tokens is not None:
@@ -188,7 +195,8 @@ def distil(
     draft.to(training_device(options.device))
     batches = ShardBatches(run_folder / "samples", shards, options.tokens_per_step, options.seed)
     optimisers = Optimisers(draft, options.distillation, dtype)
-    folder, tokens = run_folder / "distil", output_tokens_of(draft)
+    folder = run_folder / "distil"
+    tokens = output_tokens_of(draft)
     chosen = None if tokens is None else digest(tokens.numpy().tobytes())
     names = ("distillation", "tokens_per_step", "loss", "pruning")
     pin(folder, {name: asdict(options)[name] for name in names} | {"output_tokens": chosen, SHARDS: shards})

@@ -67,7 +67,8 @@ def check_size(draft: PreTrainedModel, target_parameters: int, num_outputs: int 
     Raises:
         ConfigError: with both sizes, and with what would be small enough.
     """
-    parameters, most = step_parameters(draft, num_outputs), int(MAX_SHARE * target_parameters)
+    parameters = step_parameters(draft, num_outputs)
+    most = int(MAX_SHARE * target_parameters)
     if parameters <= most:
         return
     inner = step_parameters(draft, 0)
@@ -96,7 +97,8 @@ def check_start(
         ConfigError: it has another number of them.
         IncompatibleDrafterError: names the first that differs.
     """
-    ours, theirs = model_vocabulary(target), model_vocabulary(start)
+    ours = model_vocabulary(target)
+    theirs = model_vocabulary(start)
     if ours != theirs:
         raise ConfigError(
             f"The draft to start from has {theirs:,} tokens and its target {ours:,}. Start from a draft of this "
@@ -162,7 +164,8 @@ def pruned_copy(target: PreTrainedModel, pruning: Pruning, text: Tensor) -> PreT
 
 def _config(config: Any, layers: Sequence[int], width: int) -> Any:
     config = copy.deepcopy(config)
-    config.num_hidden_layers, config.intermediate_size = len(layers), width
+    config.num_hidden_layers = len(layers)
+    config.intermediate_size = width
     if getattr(config, "layer_types", None):
         config.layer_types = [config.layer_types[layer] for layer in layers]
     if hasattr(config, OUTPUT_TOKENS):

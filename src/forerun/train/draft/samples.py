@@ -86,7 +86,8 @@ def make_shard(target: PreTrainedModel, rows: PackedShard, number: int, options:
     """Compute the soft labels of the rows of shard `number`."""
     first = number * options.text_batch
     batch = rows.rows(list(range(first, min(first + options.text_batch, len(rows)))))
-    tokens, documents = batch.tokens.to(target.device), batch.documents.to(target.device)
+    tokens = batch.tokens.to(target.device)
+    documents = batch.documents.to(target.device)
     probs = top_probs_of(target, tokens, options.top, documents)
     ids = stored_ids(tokens, model_vocabulary(target))
     return Shard(ids, probs, batch.documents.numpy().astype(np.int32), batch.wanted.numpy())

@@ -44,7 +44,8 @@ class HeadReport:
 
     def record(self) -> dict[str, Any]:
         """Return the report as JSON values."""
-        score, is_greedy = self.score, self.score.reached[0] > 0
+        score = self.score
+        is_greedy = self.score.reached[0] > 0
         return {
             "num_draft_tokens": score.num_draft_tokens,
             "mean_acceptance_length": round(score.mean_acceptance_length, 4) if is_greedy else None,
@@ -64,12 +65,14 @@ class HeadReport:
 
     def lines(self) -> list[str]:
         """Return the report as lines of Markdown."""
-        score, k = self.score, self.score.num_draft_tokens
+        score = self.score
+        k = self.score.num_draft_tokens
         if not score.is_judged:
             return [f"- Evaluation: {NOT_JUDGED}"]
         by_context = ", ".join(f"{value:.2f} from {start}" for start, value in score.lengths_by_context.items())
         speedups = ", ".join(f"{value:.2f} at K={k}" for k, value in self.speedups.items())
-        answers, costs = f"{score.greedy_documents} of {score.documents} held-out answers", self.costs
+        answers = f"{score.greedy_documents} of {score.documents} held-out answers"
+        costs = self.costs
         parts = f"target {_ms(costs.target[k])}, head {_ms(costs.draft[k])}, engine {_ms(costs.rest[k])}"
         steps = f"plain step {_ms(costs.plain)}; with K={k}: {parts}"
         length = f"mean acceptance length {score.mean_acceptance_length:.3f}"
@@ -124,7 +127,8 @@ def build_record(
 def write_card(folder: Path, record: dict[str, Any], report: HeadReport, picture: str | None) -> None:
     """Write `README.md` and `training.json` into a head's folder."""
     write_json(folder / TRAINING_RECORD, record, error=ConfigError)
-    data, training = record["data"], record["training"]
+    data = record["data"]
+    training = record["training"]
     head = record["head"]
     tokens = f"{head['draft_vocab_size']:,} of {head['vocab_size']:,} tokens"
     coverage = f"{data['vocabulary_coverage']:.1%} of those in the data"

@@ -111,7 +111,8 @@ def train_head(
         data: see `read_rows`.
         command: the command line, for the card.
     """
-    console, options = Console(), kind.options
+    console = Console()
+    options = kind.options
     end = options.end()
     if options.threads:
         torch.set_num_threads(options.threads)
@@ -123,7 +124,8 @@ def train_head(
         state = train(start.head, start.target, start.rows, work, kind, console, evaluate, end)
         last = during if options.minutes else start.held_out(FINAL_ROWS, k, console)
         kind.finish(start.head, lambda count: start.held_out(options.held_out_rows, count, console))
-        report, model = measure(start, last, k), start.inference_target
+        report = measure(start, last, k)
+        model = start.inference_target
         record = build_record(
             command=command,
             target={"name": model.name, "number_format": number_format(model)},
@@ -136,7 +138,9 @@ def train_head(
             parameters=sum(parameter.numel() for parameter in start.head.parameters()),
             device=device_name(start.target.output_rows.device),
         )
-        head, fingerprint, form = start.stored(), target_fingerprint(model), number_format(model)
+        head = start.stored()
+        fingerprint = target_fingerprint(model)
+        form = number_format(model)
         save_head(out, head.config, head.tensors, head.d2t, record, fingerprint=fingerprint, number_format=form)
         has_picture = draw_curves(work, out)
         write_card(out, record, report, PICTURE if has_picture else None)
@@ -236,15 +240,18 @@ def evaluate_head(
         torch.set_num_threads(threads)
     reuse_memory()
     where = training_device(device)
-    target, tokenizer = load_model(name, device=where), tokenizer_of(name)
+    target = load_model(name, device=where)
+    tokenizer = tokenizer_of(name)
     stored = load_head(folder, target_config(name).num_hidden_layers)
-    make_kind, vocabulary = _KINDS.get(type(stored.config)), stored.token_ids
+    make_kind = _KINDS.get(type(stored.config))
+    vocabulary = stored.token_ids
     if make_kind is None:
         raise UnsupportedModelError(
             f"{folder} holds a head of the kind {stored.config.kind}, which is not measured here."
         )
     check_target(stored.fingerprint, target, str(folder))
-    kind, model = make_kind(), frozen_model(name, where, product_type(AUTO, where))
+    kind = make_kind()
+    model = frozen_model(name, where, product_type(AUTO, where))
     with tempfile.TemporaryDirectory() as temporary:
         packed = Path(temporary) / "packed"
         if data is None:

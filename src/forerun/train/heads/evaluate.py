@@ -141,8 +141,11 @@ class HeldOut:
         predict: Callable[[Any, HeadInputs], LogitParts],
         done: Callable[[int], object] = lambda _: None,
     ) -> None:
-        self._target, self._vocabulary, self._k = target, vocabulary, num_draft_tokens
-        self._predict, self._done = predict, done
+        self._target = target
+        self._vocabulary = vocabulary
+        self._k = num_draft_tokens
+        self._predict = predict
+        self._done = done
         self._output = target.all_output_rows()
         self._parts = list(self._read(rows, min(count, len(rows))))
 
@@ -179,7 +182,8 @@ class HeldOut:
             text's token is not the target's.
         """
         for part in self._parts:
-            rows, size = part.rows, len(part.rows.token_ids)
+            rows = part.rows
+            size = len(part.rows.token_ids)
             ranks = torch.full((rows.steps, size), -1, dtype=torch.int64, device=part.states.device)
             for here, logits, predictions in self._predictions(head, part):
                 positions = rows.predictors[here]
@@ -196,7 +200,8 @@ class HeldOut:
     def _predictions(self, head: HeadModule, part: HeadInputs) -> Iterator[tuple[slice, Tensor, list[Tensor]]]:
         """Compute logits at some of the predicting positions at a time: the target's, [n, V], and at each step the
         head's, of its vocabulary."""
-        rows, dtype = part.rows, part.target.dtype
+        rows = part.rows
+        dtype = part.target.dtype
         parts = [(features, layer.to(dtype)) for features, layer in self._predict(head, part)]
         for start in range(0, len(rows.predictors), CHUNK):
             here = slice(start, start + CHUNK)
@@ -215,7 +220,8 @@ class HeldOut:
             At each step and predicting position, [K, N]: whether the head's most probable token is the text's; the
             overlap, NaN where there is none. And [N], whether the text's token is the target's most probable one.
         """
-        where, rows = device_of(head), part.rows
+        where = device_of(head)
+        rows = part.rows
         vocabulary = self._vocabulary.to(where)
         size = len(rows.token_ids)
         matches = torch.zeros(rows.steps, size, dtype=torch.bool, device=where)
@@ -259,7 +265,8 @@ def _count(found: HeadScore, rows: HeadRows, matches: Tensor, overlaps: Tensor, 
         if len(positions) > 1:
             found.documents += 1
             # the target gives an answer's first token; the first chain is of the row that reads it
-            first, last = start + int(positions[0]), start + int(positions[-1])
+            first = start + int(positions[0])
+            last = start + int(positions[-1])
             here = slice(first + 1, last + 1)
             starts, survived = expected_chains(overlaps[:, here])
             found.starts += starts

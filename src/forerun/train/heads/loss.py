@@ -75,7 +75,8 @@ class _Chunked(torch.autograd.Function):
             wide = (targets.states[here].to(product) @ targets.output_rows.T).to(outputs.dtype)
             wanted = torch.softmax(wide, -1)
             for step in range(len(outputs)):
-                rows, weights = targets.rows[step, here], targets.weights[step, here].to(outputs.dtype)
+                rows = targets.rows[step, here]
+                weights = targets.weights[step, here].to(outputs.dtype)
                 if first < start:
                     weights = weights.index_fill(0, torch.arange(start - first, device=weights.device), 0)
                 read = kept[step, rows]
@@ -173,9 +174,11 @@ def chain_loss(parts: Parts, targets: ChainTargets, chunk: int = CHUNK) -> tuple
 class _Chains(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, targets: ChainTargets, chunk: int, *tensors: Tensor) -> tuple[Tensor, Tensor]:
-        features, layers = tensors[::2], tensors[1::2]
+        features = tensors[::2]
+        layers = tensors[1::2]
         needed = ctx.needs_input_grad[2:]
-        product, wide = targets.output_rows.dtype, features[0].dtype
+        product = targets.output_rows.dtype
+        wide = features[0].dtype
         cast = [layer.to(product) for layer in layers]
         by_features = [torch.zeros_like(each) for each in features]
         by_layers = [torch.zeros_like(each) if needed[2 * i + 1] else None for i, each in enumerate(layers)]
@@ -216,8 +219,10 @@ class _Chains(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        factor, count = grad_outputs[0], len(ctx.trained)
-        by_features, by_layers = ctx.saved_tensors[:count], iter(ctx.saved_tensors[count:])
+        factor = grad_outputs[0]
+        count = len(ctx.trained)
+        by_features = ctx.saved_tensors[:count]
+        by_layers = iter(ctx.saved_tensors[count:])
         found: list[Tensor | None] = [None, None]
         for gradient, is_trained in zip(by_features, ctx.trained, strict=True):
             found += [gradient * factor, next(by_layers) * factor if is_trained else None]

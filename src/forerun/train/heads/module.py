@@ -144,7 +144,8 @@ def rotated(x: Tensor, positions: Tensor, rope_theta: float) -> Tensor:
     powers = torch.arange(0, 2 * half, 2, dtype=torch.float32, device=x.device) / (2 * half)
     angles = positions[..., None].float() / rope_theta**powers
     cosines, sines = (part.to(x.dtype)[..., None, :] for part in (angles.cos(), angles.sin()))
-    first, second = x[..., :half], x[..., half:]
+    first = x[..., :half]
+    second = x[..., half:]
     return torch.cat([first * cosines - second * sines, second * cosines + first * sines], -1)
 
 
@@ -215,7 +216,8 @@ class HeadRows:
 def head_rows(tokens: Tensor, wanted: Tensor, documents: Tensor, steps: int) -> HeadRows:
     """Lay out the documents of packed rows, each [rows, window + 1], on the CPU."""
     used = documents != NO_DOCUMENT
-    token_ids, is_wanted = tokens[used].long(), wanted[used]
+    token_ids = tokens[used].long()
+    is_wanted = wanted[used]
     lengths = _lengths(documents, used)
     starts = torch.tensor([0, *lengths]).cumsum(0)[:-1]
     sizes = torch.tensor(lengths)

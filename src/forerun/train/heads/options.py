@@ -10,7 +10,9 @@ from forerun.train import defaults
 from forerun.train.defaults import Optimisation, RunOptions
 from forerun.utils.fields import Checked, option
 
-DECAY, D_PACE, ON_POLICY = "decay", "d-pace", "on-policy"
+DECAY = "decay"
+D_PACE = "d-pace"
+ON_POLICY = "on-policy"
 POSITION_WEIGHTS = (DECAY, D_PACE, ON_POLICY)
 LOSSES = tuple(name for name in defaults.LOSSES if name != "kl-then-tv")
 EVALUATED_TOKENS = 5

@@ -130,12 +130,14 @@ class HeadLoss:
         targets: list[TrainingTarget],
         cache: StateCache | None,
     ) -> None:
-        self._kind, self._cache = kind, cache
+        self._kind = kind
+        self._cache = cache
         self._targets = {id(replica): target for replica, target in zip(replicas, targets, strict=True)}
 
     def __call__(self, model: nn.Module, piece: Batch, progress: float) -> Tensor:
         """Return the loss. piece: rows of a `numbered_batch`."""
-        target, where = self._targets[id(model)], device_of(model)
+        target = self._targets[id(model)]
+        where = device_of(model)
         tokens, wanted, documents, shares, numbers = piece
         rows = head_rows(tokens, wanted, documents, self._kind.steps)
         if not len(rows.active):

@@ -51,7 +51,9 @@ class HeadKind(ABC, Generic[Options]):
     drafter: ClassVar[Any]
 
     def __init__(self, options: Options, steps: int, most: int | None = None) -> None:
-        self.options, self.steps, chosen = options, steps, options.num_draft_tokens
+        self.options = options
+        self.steps = steps
+        chosen = options.num_draft_tokens
         if chosen is not None and most is not None and chosen > most:
             raise ConfigError(
                 f"num_draft_tokens is {chosen}, but such a head drafts {most} tokens at most. Evaluate with no more, "
@@ -147,7 +149,8 @@ def shape_for(
     Raises:
         ConfigError: the target has no such layers.
     """
-    of_target, hidden = target_config(target), hidden_size(inference_target)
+    of_target = target_config(target)
+    hidden = hidden_size(inference_target)
     num_layers: int = of_target.num_hidden_layers
     layers = layer_numbers(shape.layers) or spread_layers(num_layers, version)
     if max(layers) > num_layers:
@@ -157,7 +160,8 @@ def shape_for(
         )
     if version == 1 and layers != (num_layers,):
         raise ConfigError(f"version 1 reads layer {num_layers} alone, not {list(layers)}. Leave layers out.")
-    heads, own = of_target.num_attention_heads, of_first_layer(of_target)
+    heads = of_target.num_attention_heads
+    own = of_first_layer(of_target)
     return {
         "vocab_size": inference_target.vocab_size,
         "draft_vocab_size": min(shape.draft_vocab, inference_target.vocab_size),

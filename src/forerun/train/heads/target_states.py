@@ -169,7 +169,9 @@ class StateCache:
     """
 
     def __init__(self, folder: Path, bound: int) -> None:
-        self._folder, self._bound, self._lock = folder, bound, threading.Lock()
+        self._folder = folder
+        self._bound = bound
+        self._lock = threading.Lock()
         for path in folder.glob(".row-*.tmp"):  # of a process that was killed
             remove(path)
         self._nbytes = sum(path.stat().st_size for path in folder.glob("row-*.safetensors"))

@@ -71,8 +71,11 @@ class Rest(OneByOne):
                 "be at least 1."
             )
         self._source = index
-        self._min, self._max = min_ngram, max_ngram
-        self._num_matches, self._max_places, self._continuation = num_matches, max_places, continuation
+        self._min = min_ngram
+        self._max = max_ngram
+        self._num_matches = num_matches
+        self._max_places = max_places
+        self._continuation = continuation
         self._index: Index | None = None
         self._rates = Rates(_all_priors(), decay=_DECAY)
         self._pending: dict[Sequence, tuple[int, RankedTree]] = {}  # length of the sequence, and its draft
@@ -124,8 +127,10 @@ class Rest(OneByOne):
 
     def _draft(self, sequence: Sequence, max_nodes: int, min_acceptance_prob: float) -> Draft:
         depth = min(self._continuation, sequence.room)
-        index, tail = self.index, sequence.token_ids[-self._max :]
-        tree, nodes = RankedTree(), dict[tuple[int, int], int]()
+        index = self.index
+        tail = sequence.token_ids[-self._max :]
+        tree = RankedTree()
+        nodes = dict[tuple[int, int], int]()
         match = index.find(tail, self._min, self._max)
         for step in range(self._num_matches):
             if match is None:

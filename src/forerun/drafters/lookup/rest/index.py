@@ -58,9 +58,13 @@ class Index:
     def __init__(self, path: str | Path, check: Callable[[IndexHeader], None] = lambda header: None) -> None:
         self.path = Path(path)
         stored = open_file(self.path, check)
-        self.header, self._data, self._start = stored.header, stored.data, stored.start
-        self.tokens, self.suffixes = stored.tokens, stored.suffixes
-        self._file, self._changed = stored.file, False
+        self.header = stored.header
+        self._data = stored.data
+        self._start = stored.start
+        self.tokens = stored.tokens
+        self.suffixes = stored.suffixes
+        self._file = stored.file
+        self._changed = False
         self._opened = _version(stored.file)
         self._steps = np.arange(self.header.depth)
 
@@ -84,12 +88,17 @@ class Index:
         encoded = self._encoded(context[-min(max_ngram, self.header.depth) :])
         width = self.header.token_bytes
         # what a shorter end lacks, a longer one lacks too: the longest is found by bisection
-        found, row, low, high = 0, 0, max(min_ngram, 1), len(encoded) // width
+        found = 0
+        row = 0
+        low = max(min_ngram, 1)
+        high = len(encoded) // width
         while low <= high:
             middle = (low + high) // 2
             at, present = self._first(encoded[-middle * width :])
             if present:
-                found, row, low = middle, at, middle + 1
+                found = middle
+                row = at
+                low = middle + 1
             else:
                 high = middle - 1
         return self._match(found, row, encoded) if found else None
@@ -102,13 +111,16 @@ class Index:
         """
         encoded = self._encoded(context[-match.length :])
         width = self.header.token_bytes
-        found, low, high = None, max(min_ngram, 1), match.length - 1
+        found = None
+        low = max(min_ngram, 1)
+        high = match.length - 1
         while low <= high:
             middle = (low + high) // 2
             row, _ = self._first(encoded[-middle * width :])
             shorter = self._match(middle, row, encoded)
             if shorter.count > match.count:
-                found, low = shorter, middle + 1
+                found = shorter
+                low = middle + 1
             else:
                 high = middle - 1
         return found
@@ -167,7 +179,9 @@ class Index:
 
     def _reader(self, size: int) -> Callable[[Any], bytes]:
         """Return a function from a position to the `size` bytes that start there."""
-        data, start, width = self._data, self._start, self.header.token_bytes
+        data = self._data
+        start = self._start
+        width = self.header.token_bytes
 
         def read(position: Any) -> bytes:
             at = start + int(position) * width

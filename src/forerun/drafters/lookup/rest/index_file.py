@@ -50,7 +50,9 @@ def sort_suffixes(
     if len(tokens) == 0:
         return np.zeros(0, dtype=np.uint32)
     keys, sorted_depth = _first_keys(tokens, depth)
-    num_sorts, done = 1 + (-(-depth // sorted_depth) - 1).bit_length(), 0  # the depth doubles each time
+    # the depth doubles each time
+    num_sorts = 1 + (-(-depth // sorted_depth) - 1).bit_length()
+    done = 0
     while True:
         order = np.argsort(keys, kind="stable")
         done += 1

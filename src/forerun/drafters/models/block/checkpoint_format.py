@@ -76,14 +76,18 @@ def block_config_of(settings: Fields, names: Collection[str], *, num_layers: int
         UnsupportedModelError: it uses a feature that is not supported.
     """
     if is_of_authors := _is_of_authors(settings):
-        layer, settings = settings, _authors_keys(settings)
+        layer = settings
+        settings = _authors_keys(settings)
     else:
         layer = settings.fields("transformer_layer_config")
-    hidden, vocab = layer.integer("hidden_size", 4096, low=1), layer.integer("vocab_size", 151936, low=1)
+    hidden = layer.integer("hidden_size", 4096, low=1)
+    vocab = layer.integer("vocab_size", 151936, low=1)
     _refuse_unserved(settings, layer, hidden)
-    slots, from_anchor = settings.integer("block_size", low=1), settings.flag("sample_from_anchor", False)
+    slots = settings.integer("block_size", low=1)
+    from_anchor = settings.flag("sample_from_anchor", False)
     is_dspark = settings.values.get(SPECULATORS) == "dspark"
-    layers, count = settings.list_of(LAYER_IDS, int), layer.integer("num_hidden_layers", 32, low=1)
+    layers = settings.list_of(LAYER_IDS, int)
+    count = layer.integer("num_hidden_layers", 32, low=1)
     try:
         config = BlockConfig(
             vocab_size=vocab,
@@ -123,7 +127,8 @@ def _authors_keys(settings: Fields) -> Fields:
         raise _unserved(settings, f"architectures is {architectures}, and of these heads {_DFLASH} is served")
     own = settings.fields("dflash_config")
     found: dict[str, Any] = {**settings.values, **own.values}
-    target, count = settings.integer("num_target_layers", 0), settings.integer("num_hidden_layers", low=1)
+    target = settings.integer("num_target_layers", 0)
+    count = settings.integer("num_hidden_layers", low=1)
     span = (target - 4) / max(1, count - 1)  # from layer 1 to the third last
     default = [round(1 + index * span) for index in range(count)] if count > 1 else [target // 2]
     layers = own.list_of("target_layer_ids", int, default)

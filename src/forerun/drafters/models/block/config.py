@@ -150,8 +150,10 @@ class BlockConfig(DecoderHead):
             else _of_masks(self)
         )
         if self.markov_rank:
-            rank, hidden = self.markov_rank, self.hidden_size
-            first, second = self.vocab_size, self.draft_vocab_size
+            rank = self.markov_rank
+            hidden = self.hidden_size
+            first = self.vocab_size
+            second = self.draft_vocab_size
             tensors["markov_head.markov_w1.weight"] = (rank, hidden) if self.markov_shared else (first, rank)
             tensors["markov_head.markov_w2.weight"] = (hidden if self.markov_shared else second, rank)
         if self.confidence:

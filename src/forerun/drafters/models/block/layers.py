@@ -62,7 +62,8 @@ class BlockEnds:
 
 def _markov(made: HeadLayers, config: BlockConfig, target: LanguageModel, token_ids: Tensor) -> tuple[Tensor, Linear]:
     """Return [vocab_size, rank] W1, and W2, of the bias; those shared with the target are multiplied once."""
-    first, second = "markov_head.markov_w1", "markov_head.markov_w2"
+    first = "markov_head.markov_w1"
+    second = "markov_head.markov_w2"
     if not config.markov_shared:
         return made.vector(f"{first}.weight").contiguous(), made.linear(second)
     embeddings = target.embedding_rows(torch.arange(config.vocab_size, device=target.device)).to(made.compute)
@@ -83,7 +84,8 @@ class ReferenceBlockLayers:
     """
 
     def __init__(self, made: HeadLayers, config: BlockConfig, output: Linear) -> None:
-        self._config, self._made = config, made
+        self._config = config
+        self._made = made
         self._fuse = made.linear("fc")
         self._state_norms = [made.vector(f"{name}.weight") for name in config.state_norms]
         self._context_norm = made.vector("hidden_norm.weight")
@@ -103,7 +105,8 @@ class ReferenceBlockLayers:
 
     def context(self, batch: Sequence[Rows]) -> None:
         """Compute context rows of fused states, which join their caches' scratch."""
-        config, caches = self._config, [cache_of(SequenceCache, rows.cache) for rows in batch]  # type: ignore[type-abstract]
+        config = self._config
+        caches = [cache_of(SequenceCache, rows.cache) for rows in batch]  # type: ignore[type-abstract]
         states = torch.cat([rows.states for rows in batch if rows.states is not None])
         firsts = [cache.num_scratch for cache in caches]
         positions: list[int] = []
@@ -121,7 +124,8 @@ class ReferenceBlockLayers:
         for index, norm in enumerate(self._key_norms):
             keys = self._normed(both[0, index].transpose(0, 1).contiguous(), norm)
             rotate(keys, turns)
-            keys, start = keys.transpose(0, 1), 0
+            keys = keys.transpose(0, 1)
+            start = 0
             for cache, first, rows in zip(caches, firsts, batch, strict=True):
                 part = slice(start, start + len(rows.token_ids))
                 cache.write(index, first, keys[:, part], both[1, index][:, part])
@@ -140,10 +144,12 @@ class ReferenceBlockLayers:
         """
         layout = lay_out(batch, self.planner)
         x = torch.cat([x, x[-1:].expand(layout.num_rows - len(x), -1)])
-        decoder, made = self._decoder, self._made
+        decoder = self._decoder
+        made = self._made
         outputs = HiddenStateOutputs((decoder.num_layers,), layout)
         x = decoder.through(x.to(made.takes), layout, 0, decoder.num_layers, outputs)
-        logits, normed = decoder.head(x, layout, outputs), outputs.stacked()
+        logits = decoder.head(x, layout, outputs)
+        normed = outputs.stacked()
         assert normed is not None
         return normed[:, 0].to(made.compute), logits[: layout.num_logits].to(made.compute)
 
@@ -178,7 +184,8 @@ class NativeBlockLayers(NativeHead[BlockConfig]):
         )
 
     def forward(self, batch: Sequence[Rows], x: Tensor) -> tuple[Tensor, Tensor]:
-        threads, model = torch.get_num_threads(), ctypes.byref(self._model)
+        threads = torch.get_num_threads()
+        model = ctypes.byref(self._model)
         x = x.contiguous()
         plan, tables = self._planned(batch)
         rows = rows_struct(plan, *tables, are_blocks=True)
@@ -213,7 +220,8 @@ class PairLayers:
             else NativeEagleLayer(made, of_pairs, output, made.library)
         )
         self.planner: Planner = self._layer.planner
-        self._compute, self._target = made.compute, target
+        self._compute = made.compute
+        self._target = target
         self._slot_embeddings = made.vector("slot_embeddings.weight")
         self._slot_states = made.vector("slot_states.weight")
 
@@ -272,7 +280,8 @@ def greedy_chains(
         last: [chains] the token before each chain. lengths: [chains], at least 1.
     """
     logits, picked = logits.contiguous(), torch.empty(len(logits), dtype=torch.int64)
-    firsts, counts = torch.tensor(last), torch.tensor(lengths)
+    firsts = torch.tensor(last)
+    counts = torch.tensor(lengths)
     pointers = [each.data_ptr() for each in (before, token_ids, logits, firsts, counts)]
     library.greedy_chains(
         ctypes.byref(after.struct), *pointers, len(lengths), picked.data_ptr(), torch.get_num_threads()

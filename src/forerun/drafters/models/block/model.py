@@ -145,7 +145,8 @@ class BlockModel(HeadModel):
         Args:
             logits: of `draft`, of these blocks.
         """
-        counts, ends = [block.num_tokens for block in blocks], self._ends
+        counts = [block.num_tokens for block in blocks]
+        ends = self._ends
         if ends.before is None:
             columns = row_argmax(logits)
             has_numbers = logits.gather(-1, columns[:, None])[:, 0].isfinite()

@@ -63,10 +63,13 @@ def eagle_config_of(settings: Fields, names: Collection[str], *, version: int, n
     layer = _layer(settings)
     for fields in (settings, layer):
         _refuse_unserved(fields)
-    hidden, vocab = layer.integer("hidden_size", low=1), layer.integer("vocab_size", low=1)
+    hidden = layer.integer("hidden_size", low=1)
+    vocab = layer.integer("vocab_size", low=1)
     heads = layer.integer("num_attention_heads", low=1)
-    flags, count = _flags(settings) if version == 3 else {}, layer.integer("num_hidden_layers", 1, low=1)
-    first, further = "layers.0" if version == 1 else "midlayer", [f"layers.{index}" for index in range(1, count)]
+    flags = _flags(settings) if version == 3 else {}
+    count = layer.integer("num_hidden_layers", 1, low=1)
+    first = "layers.0" if version == 1 else "midlayer"
+    further = [f"layers.{index}" for index in range(1, count)]
     if version == 1 and settings.flag("bias", False):
         names = {*names, "fc.bias"}
     try:

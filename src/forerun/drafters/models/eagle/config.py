@@ -101,7 +101,8 @@ class EagleConfig(DecoderHead):
         The names are those that vLLM reads (EAGLE-3: `midlayer`), and for what it cannot read, names of the same style.
         `d2t`, which is not trained, is stored beside them where the draft vocabulary is smaller than the target's.
         """
-        hidden, target = self.hidden_size, self.target_hidden_size
+        hidden = self.hidden_size
+        target = self.target_hidden_size
         layer = self.layer_name
         states = 2 if self.version == 1 else len(self.layers)
         tensors: dict[str, tuple[int, ...]] = {
@@ -142,7 +143,8 @@ class EagleConfig(DecoderHead):
     @property
     def further_parts(self) -> dict[str, bool]:
         """Return parts that a published head may have and none that forerun trains, and whether this one has them."""
-        spec, rope = self.spec, self.rope_scaling.get("rope_type")
+        spec = self.spec
+        rope = self.rope_scaling.get("rope_type")
         return {
             f"{len(spec.layers)} layers": len(spec.layers) > 1,
             "biases": bool(self.biases),

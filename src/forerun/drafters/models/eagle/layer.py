@@ -35,7 +35,8 @@ class ReferenceEagleLayer:
     """
 
     def __init__(self, made: HeadLayers, config: EagleConfig, output: Linear) -> None:
-        self._config, self._made = config, made
+        self._config = config
+        self._made = made
         self._decoder = FusedDecoder(*head_modules(made, config, output))
         self._fuse = made.linear("fc")
         self._embedding_residual = made.linear("embedding_residual") if config.embedding_residual else None
@@ -63,7 +64,8 @@ class ReferenceEagleLayer:
             [R, draft_vocab_size] logits of the requested rows, perhaps padded, and [., hidden_size] states for the next
             rows, of the rows whose hidden states the layout asks for.
         """
-        output, decoder = self._layers(layout, embedding, states), self._decoder
+        output = self._layers(layout, embedding, states)
+        decoder = self._decoder
         handed_on = HiddenStateOutputs((decoder.num_layers,) * self._config.norm_output, layout)
         logits = decoder.head(output, layout, handed_on)
         normed = handed_on.stacked()
@@ -100,7 +102,9 @@ class ReferenceEagleLayer:
 
     def _layers(self, layout: Layout, embedding: Tensor, states: Tensor) -> Tensor:
         """Return the output of the head's last layer, [T, hidden_size]. Arguments are those of `forward`."""
-        made, decoder, nothing = self._made, self._decoder, HiddenStateOutputs((), layout)
+        made = self._made
+        decoder = self._decoder
+        nothing = HiddenStateOutputs((), layout)
         pair = [embedding, states]
         for place, norm in enumerate(self._entry_norms):
             pair[place] = rms_norm(pair[place], norm, self._eps)
@@ -148,9 +152,11 @@ class NativeEagleLayer(NativeHead[EagleConfig]):
         return self._session
 
     def keys(self, batch: Sequence[Rows], embedding: Tensor, states: Tensor) -> None:
-        embedding, states = embedding.contiguous(), states.contiguous()
+        embedding = embedding.contiguous()
+        states = states.contiguous()
         plan, tables = self._planned(batch)
-        rows, read = rows_struct(plan, *tables), (embedding.data_ptr(), states.data_ptr())
+        rows = rows_struct(plan, *tables)
+        read = (embedding.data_ptr(), states.data_ptr())
         threads = torch.get_num_threads()
         self._library.eagle(ctypes.byref(self._eagle), ctypes.byref(rows), *read, None, 0, None, None, threads)
 
@@ -167,9 +173,13 @@ class NativeEagleLayer(NativeHead[EagleConfig]):
         Args:
             embedding, states: as of `forward`, contiguous.
         """
-        library, count, last = self._library, len(wanted), self._decoder.num_layers
-        given, threads = (embedding.data_ptr(), states.data_ptr(), wanted.data_ptr()), torch.get_num_threads()
-        one, outputs = last == 1, logits.data_ptr()
+        library = self._library
+        count = len(wanted)
+        last = self._decoder.num_layers
+        given = (embedding.data_ptr(), states.data_ptr(), wanted.data_ptr())
+        threads = torch.get_num_threads()
+        one = last == 1
+        outputs = logits.data_ptr()
         library.eagle(
             ctypes.byref(self._eagle), ctypes.byref(rows), *given, count * one, x.data_ptr(), outputs, threads
         )
@@ -191,7 +201,8 @@ class NativeEagleLayer(NativeHead[EagleConfig]):
 
     def _eagle_struct(self) -> EagleStruct:
         config = self._config
-        reads_pair, norms = config.version == 3, config.entry_norms or (None, None)
+        reads_pair = config.version == 3
+        norms = config.entry_norms or (None, None)
         return EagleStruct(
             model=self._decoder.struct,
             embedding_norm=self._norm(norms[0]),
@@ -216,7 +227,8 @@ class NativeEagleChains(NativeDraftSession):
         self, layer: NativeEagleLayer, caches: Sequence[Cache], pick: Pick, embed: Callable[[Tensor], Tensor]
     ) -> None:
         super().__init__(layer._library, caches, layer._decoder.rotation, layer._config.draft_vocab_size, pick)
-        self._layer, self._embed = layer, embed
+        self._layer = layer
+        self._embed = embed
         self._given = torch.empty(0, layer._config.hidden_size)
         self._each = torch.arange(len(caches))
 

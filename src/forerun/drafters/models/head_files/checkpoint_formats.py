@@ -75,7 +75,8 @@ def public_config_of(
         ModelLoadError, UnsupportedModelError: as `read_public`.
     """
     config: EagleConfig | BlockConfig
-    has_output_rows, kind = OUTPUT in stored, settings.string("model_type", "")
+    has_output_rows = OUTPUT in stored
+    kind = settings.string("model_type", "")
     if kind.endswith(ASSISTANT):
         raise UnsupportedModelError(
             f"{settings.place}: model_type is {kind[:40]!r}. Such a head attends to keys and values of its target's "

@@ -70,7 +70,8 @@ def pop_quantized(tensors: dict[str, Tensor], source: str, error: ErrorType, rem
     for name in names:
         if name in tensors or name + _SCALE not in tensors:
             raise error(f"{source}: the tensor {name} must be either numbers, or codes with scales. {remedy}")
-        codes, scale = tensors.pop(name + _CODES), tensors.pop(name + _SCALE)
+        codes = tensors.pop(name + _CODES)
+        scale = tensors.pop(name + _SCALE)
         fits = codes.dim() == 2 and scale.shape == (len(codes), 1)
         if not fits or codes.dtype != torch.uint8 or scale.dtype != torch.float32:
             raise error(
@@ -123,7 +124,8 @@ def save_head(
     """
     from safetensors.torch import save
 
-    source, form = str(folder), next((name for name, kind in FORMATS.items() if type(config) is kind), None)
+    source = str(folder)
+    form = next((name for name, kind in FORMATS.items() if type(config) is kind), None)
     if form is None:
         raise ConfigError(f"{source}: a layer of its target's own kind stays in its target's checkpoint.")
     check_loaded(config, tensors, source, ConfigError, _TRAIN_AGAIN)
@@ -237,7 +239,8 @@ def is_head(folder: Path) -> bool:
 def _read(folder: Path, settings: Fields) -> StoredHead[HeadConfig]:
     from safetensors.torch import load
 
-    source, path = str(folder), folder / WEIGHTS
+    source = str(folder)
+    path = folder / WEIGHTS
     kind = FORMATS[settings.string("format", choices=tuple(FORMATS))]
     version = settings.integer("format_version")
     if version != FORMAT_VERSION:
@@ -257,8 +260,10 @@ def _read(folder: Path, settings: Fields) -> StoredHead[HeadConfig]:
     quantized = pop_quantized(tensors, source, ModelLoadError, REMEDY)
     tensors |= {name: weight.dequantize(torch.float32) for name, weight in quantized.items()}
     check_loaded(config, tensors, source, ModelLoadError, REMEDY)
-    target, record = settings.fields("target"), settings.fields("record").values
-    fingerprint, trained_format = target.string("fingerprint"), target.string("number_format")
+    target = settings.fields("target")
+    record = settings.fields("record").values
+    fingerprint = target.string("fingerprint")
+    trained_format = target.string("number_format")
     return StoredHead(config, tensors, d2t, fingerprint, record, trained_format, quantized)
 
 

@@ -42,7 +42,8 @@ class HeadSource:
     ) -> None:
         self.head: StoredHead[HeadConfig] | None = model if isinstance(model, StoredHead) else None
         self._folder = Path(model) if isinstance(model, (str, Path)) else None
-        self._kind, self._make = kind, make
+        self._kind = kind
+        self._make = make
         self._acceptance = UNKNOWN_ACCEPTANCE
 
     @property
@@ -76,7 +77,8 @@ class HeadSource:
         check_target(self.head.fingerprint, target, name)
         model = self._make(self.head, target, name)
         _check_states(self.head, target, name)
-        trained, served = self.head.number_format, number_format(target)
+        trained = self.head.number_format
+        served = number_format(target)
         if trained and trained != served:
             message = "%s was trained on states of %s in %s, which is served in %s: a little less may be accepted."
             _log.info(message, name, target.name, trained, served)

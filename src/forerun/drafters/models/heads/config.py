@@ -383,7 +383,8 @@ def checked_d2t(d2t: Tensor | None, config: HeadConfig, source: str, error: Erro
     Raises:
         error: they are missing, of another shape or type, out of the target's vocabulary, or two are of one token.
     """
-    size, vocab_size = config.draft_vocab_size, config.vocab_size
+    size = config.draft_vocab_size
+    vocab_size = config.vocab_size
     if d2t is None:
         if size < vocab_size:
             raise error(
@@ -407,7 +408,9 @@ def checked_d2t(d2t: Tensor | None, config: HeadConfig, source: str, error: Erro
 
 
 # Public formats.
-D2T, T2D, OUTPUT = "d2t", "t2d", "lm_head.weight"
+D2T = "d2t"
+T2D = "t2d"
+OUTPUT = "lm_head.weight"
 
 
 def proposed_tokens(d2t: Tensor) -> Tensor:

@@ -83,7 +83,9 @@ class HeadState(DraftState):
             if self.states_start <= start < self.states_end:
                 self._forget_from(start)
             else:
-                self.pieces, self.states_start, self.num_states = [], start, 0
+                self.pieces = []
+                self.states_start = start
+                self.num_states = 0
         self.pieces.append(states)
         self.num_states += count
         read = self.next_token - 2
@@ -92,14 +94,16 @@ class HeadState(DraftState):
 
     def _forget_from(self, position: int) -> None:
         """Drop the states from a position on."""
-        states, self.num_states = self.target_states, max(0, position - self.states_start)
+        states = self.target_states
+        self.num_states = max(0, position - self.states_start)
         self.pieces = [] if states is None else [states[: self.num_states]]
 
     def _forget_before(self, position: int) -> None:
         """Drop the states before a position. What stays of a large piece is copied, so that the piece is freed."""
         while self.states_start < position:
             first = self.pieces[0]
-            count, drop = len(first), position - self.states_start
+            count = len(first)
+            drop = position - self.states_start
             if drop < count:
                 self.pieces[0] = first[drop:].clone() if count > MAX_HELD_STATES else first[drop:]
             else:
@@ -143,7 +147,8 @@ class HeadState(DraftState):
         of a draft, which read `outputs_for`."""
         if self.next_token >= len(self.sequence.token_ids):
             return None
-        states, first = self.target_states, self.next_token - 1 - self.states_start
+        states = self.target_states
+        first = self.next_token - 1 - self.states_start
         assert states is not None
         return states[first : first + count]
 
@@ -155,7 +160,8 @@ class HeadState(DraftState):
         """Return [S] the fused state of the token before the last committed one. fuse: `HeadModel.fuse`."""
         position = len(self.sequence.token_ids) - 2
         if self.last_fused is None or self.last_fused[0] != position:
-            states, first = self.target_states, position - self.states_start
+            states = self.target_states
+            first = position - self.states_start
             assert states is not None
             self.last_fused = position, fuse(states[first : first + 1])[0]
         return self.last_fused[1]
@@ -231,7 +237,8 @@ class ChainLimit:
     """
 
     def __init__(self, message: str) -> None:
-        self._message, self._has_limited = message, False
+        self._message = message
+        self._has_limited = False
 
     def of(self, max_nodes: int, most: int, name: str) -> int:
         """Return the limited number of tokens. name: of the head."""
@@ -266,5 +273,7 @@ def _fork(state: HeadState, other: HeadState) -> bool:
         state.cache.fork(other.cache, min(other.cache.length, state.sequence.num_prompt - 1))
     except OutOfPagesError:
         return False
-    state.pieces, state.states_start, state.num_states = [*other.pieces], other.states_start, other.num_states
+    state.pieces = [*other.pieces]
+    state.states_start = other.states_start
+    state.num_states = other.num_states
     return True

@@ -26,7 +26,8 @@ from forerun.errors import IncompatibleDrafterError
 
 MAX_DIFFERENT = 0.15
 """Share of the signs that may differ between two forms of the same weights."""
-_ROWS, _ENTRIES = 64, 4
+_ROWS = 64
+_ENTRIES = 4
 _STEP_OF_ROW, _STEP_OF_ENTRY = 37, 101
 """Primes; entry (i * 37 + j * 101) mod width of the i-th row is looked at."""
 
@@ -117,7 +118,8 @@ def target_fingerprint(target: FingerprintedTarget) -> str:
         UnsupportedModelError: the model has no embeddings that can be read.
     """
     ids = sampled_ids(target.vocab_size)
-    embedding, output = target.embedding_rows(ids), target.output_rows(ids)
+    embedding = target.embedding_rows(ids)
+    output = target.output_rows(ids)
     return str(
         Fingerprint(
             target.vocab_size,
@@ -137,7 +139,8 @@ def embedding_fingerprint(rows: Callable[[Tensor], Tensor], vocab_size: int, hid
 
 def same_target(one: str, two: str) -> bool:
     """Return whether two fingerprints are of one target. Invalid texts match nothing."""
-    first, second = Fingerprint.parse(one), Fingerprint.parse(two)
+    first = Fingerprint.parse(one)
+    second = Fingerprint.parse(two)
     return first is not None and second is not None and not first.difference(second)
 
 

@@ -51,7 +51,8 @@ class HeadLayers:
 
     @classmethod
     def of(cls, head: StoredHead[HeadConfig], target: LanguageModel) -> HeadLayers:
-        device, dtype = target.device, target.dtype
+        device = target.device
+        dtype = target.dtype
         library = None if target.kernels == REFERENCE else library_for(device, dtype)
         plan = WeightPlan.of_head(dtype, device, library, target.quantize, is_quantized=bool(head.quantized))
         compute = torch.float64 if dtype == torch.float64 else torch.float32
@@ -70,7 +71,9 @@ class HeadLayers:
     def linear(self, *names: str, rotated: int = 0, head_dim: int = 0) -> Linear:
         """Return one layer of these matrices and their biases, which all or none of them have; the first `rotated` of
         them have heads of this width to be rotated."""
-        tensors, parts, biases = self.head.tensors, [], []
+        tensors = self.head.tensors
+        parts = []
+        biases = []
         for number, name in enumerate(names):
             order = torch.arange(len(tensors[f"{name}.weight"]))
             order = pair_halves(order, head_dim) if number < rotated else order
@@ -80,7 +83,8 @@ class HeadLayers:
 
     def rows(self, name: str, rows: Tensor | None) -> Tensor | QuantizedWeight:
         """Return these rows of a matrix, in this order; None: all rows."""
-        quantized, numbers = self.head.quantized.get(name), self.head.tensors[name]
+        quantized = self.head.quantized.get(name)
+        numbers = self.head.tensors[name]
         if rows is None:
             return numbers if quantized is None else quantized
         return numbers[rows.cpu()] if quantized is None else quantized.rows(rows.cpu())
@@ -143,9 +147,13 @@ class HeadMaker:
 def head_modules(made: HeadLayers, config: DecoderHead, output: Linear) -> tuple[Any, HeadMaker]:
     """Return the layers of a head as the modules of a decoder (`FusedDecoder`, `NativeDecoder`), whose output layer is
     the given one, and what makes its layers."""
-    root, names, spec = nn.Module(), dict[str, str](), config.spec
+    root = nn.Module()
+    names = dict[str, str]()
+    spec = config.spec
     read_in = made.takes if made.library is None else made.dtype
-    root.spec, root.config, root.dtype = spec, config.rope_config, made.takes  # type: ignore[assignment]
+    root.spec = spec  # type: ignore[assignment]
+    root.config = config.rope_config  # type: ignore[assignment]
+    root.dtype = made.takes  # type: ignore[assignment]
     table = torch.empty(config.draft_vocab_size, spec.hidden, device="meta")
     outer = _parameter(root, f"{spec.base}.{spec.embedding}.weight", table)
     place(root, spec.head, outer)
@@ -308,14 +316,16 @@ class NativeHead(Generic[_Config]):
 
     def __init__(self, made: HeadLayers, config: _Config, output: Linear, library: Library) -> None:
         self._config: _Config = config
-        self._library, self._made = library, made
+        self._library = library
+        self._made = made
         modules, maker = head_modules(made, config, output)
         self._decoder = NativeDecoder(modules, library, maker, made.dtype)
         self.planner: Planner = self._decoder.planner
         self._kept: list[Tensor | NativeLinear] = []  # the structures point into their memory
         self._fuse = self._linear("fc")
         norms = [made.vector(f"{name}.weight") for name in config.state_norms]
-        self._num_norms, self._state_norms = len(norms), torch.cat(norms) if norms else None
+        self._num_norms = len(norms)
+        self._state_norms = torch.cat(norms) if norms else None
 
     def fuse(self, states: Tensor) -> Tensor:
         """Fuse the target's states, [n, layers, H] in float32."""

@@ -48,7 +48,8 @@ class MedusaState(DraftState):
 
     def add_states(self, end: int, states: Tensor) -> None:
         """Store the last of the target's states of the positions up to `end`. states: [n, 1, H]."""
-        self.target_state, self.states_end = states[-1].clone(), end
+        self.target_state = states[-1].clone()
+        self.states_end = end
 
     def settle(self, end: int = -1) -> None:
         """Drop the rows of the draft: the heads keep nothing of what was accepted."""

@@ -56,11 +56,15 @@ class PathCache(Unpaged):
 
     def begin(self, length: int) -> None:
         """Begin a draft: the next row holds the token at `length`, and belongs to the first head."""
-        self.length, self.committed, self.scratch, self.logits = length, [], Tree(), None
+        self.length = length
+        self.committed = []
+        self.scratch = Tree()
+        self.logits = None
 
     def feed(self, rows: Rows) -> list[list[int]]:
         """Add rows; of each the tokens down to it. The last of k tokens is the row of head k - 1."""
-        first, count = len(self.scratch), len(rows.token_ids)
+        first = len(self.scratch)
+        count = len(rows.token_ids)
         parents = range(first - 1, first + count - 1) if rows.parents is None else rows.parents
         for token_id, parent in zip(rows.token_ids, parents, strict=True):
             self.scratch.add(int(token_id), parent)

@@ -32,7 +32,8 @@ from forerun.models.loading.weights import TensorSlice
 from forerun.utils.foreign_errors import REMEDY
 
 _log = logging.getLogger(__name__)
-_EMBEDDING, _OUTPUT = "embed_tokens.weight", "lm_head.weight"
+_EMBEDDING = "embed_tokens.weight"
+_OUTPUT = "lm_head.weight"
 _CLAIMS = ("num_nextn_predict_layers", "mtp_num_hidden_layers")
 _FURTHER = re.compile(r"(mtp\.layers|model\.mtp_layers)\.[1-9]\d*\.")
 _MOST_NAMED = 3
@@ -229,7 +230,8 @@ def _missing(name: str, config: Any, slices: Mapping[str, TensorSlice]) -> Model
 def _tensors(slices: Mapping[str, TensorSlice], naming: _Naming, spec: DecoderSpec) -> dict[str, TensorSlice]:
     """Return the layer's tensors by the names of `CarriedConfig.tensors`, with the copies of the target's tables; what
     is unknown by its own name. spec: of the target."""
-    found, block = {}, dict[str, TensorSlice]()
+    found = {}
+    block = dict[str, TensorSlice]()
     layer = f"{spec.base}.{spec.layer_list}.0."
     for each, tensor in slices.items():
         part = each.removeprefix(naming.block)
@@ -289,7 +291,8 @@ def _shared(
 
     target_signs = Fingerprint.parse(target_fingerprint(target))
     assert target_signs is not None
-    ids, sizes = sampled_ids(head.vocab_size), (head.vocab_size, head.hidden_size)
+    ids = sampled_ids(head.vocab_size)
+    sizes = (head.vocab_size, head.hidden_size)
     embedding = found.pop(_EMBEDDING, None)
     if embedding is not None and Fingerprint(*sizes, embedding=sampled_signs(embedding[...][ids].float())).difference(
         target_signs

@@ -38,7 +38,8 @@ class LlamaServer:
     """One llama-server, until `close`. Raises RuntimeError where it ends while it loads."""
 
     def __init__(self, command: list[str], folder: Path, name: str) -> None:
-        self._path, self._log = folder / f"{name}.sock", folder / f"{name}.log"
+        self._path = folder / f"{name}.sock"
+        self._log = folder / f"{name}.log"
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
                 [*command, "--host", str(self._path)], stdin=subprocess.DEVNULL, stdout=log, stderr=log

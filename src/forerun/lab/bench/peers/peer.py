@@ -232,12 +232,14 @@ class Peer:
         Raises:
             PeerError: it is not ready in time, or says nothing that can be read.
         """
-        options, worker = start.options, PeerProcess(start.command, start.options["threads"])
+        options = start.options
+        worker = PeerProcess(start.command, start.options["threads"])
         try:
             ready = worker.exchange(options, LOAD_LIMIT, quote_errors=True).fields("ready")
             precision = ready.string("precision")
             name = options["name"] or f"{options['kind']} {precision}"
-            version, instructions = ready.string("version"), ready.string("instructions")
+            version = ready.string("version")
+            instructions = ready.string("instructions")
             return cls(name, worker, version, instructions, precision, ready.list_of("methods", str), ready)
         except BaseException:
             worker.stop(at_once=True)

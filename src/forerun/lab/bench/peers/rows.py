@@ -170,7 +170,8 @@ def report(measured: MeasuredPeers, own: str, about: str, facts: Mapping[str, An
     """
     peers = [[peer.name, peer.version, peer.precision, peer.instruction_text(avx512)] for peer in measured.peers]
     header = ["peer", "version", "weights", "instruction sets"]
-    tables, every = [Table("Peers", header, peers)], classes(measured, own)
+    tables = [Table("Peers", header, peers)]
+    every = classes(measured, own)
     tables += [Table.of(f"{each.title}, {about}; ratios over {each.reference}", COLUMNS, each.rows) for each in every]
     if measured.left_out:
         rows = [[each.peer, each.reason] for each in measured.left_out]

@@ -149,7 +149,9 @@ def answer_of(peers: Peers, own: Peer, tokenizer: Any, max_tokens: int) -> Calla
 #
 # Only the names of options end a path, so paths may hold colons and commas.
 
-TRANSFORMERS, OPENVINO, LLAMA = "transformers", "openvino", "llama.cpp"
+TRANSFORMERS = "transformers"
+OPENVINO = "openvino"
+LLAMA = "llama.cpp"
 KINDS = (TRANSFORMERS, OPENVINO, LLAMA)
 SERVER = "llama-server"
 OPTIONS = ("model", "draft", "name", "lookup", "dtype")

@@ -24,7 +24,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-PLAIN, LOOKUP, DRAFT = "plain", "prompt lookup", "draft model"
+PLAIN = "plain"
+LOOKUP = "prompt lookup"
+DRAFT = "draft model"
 
 
 def serve(open_engine: Callable[[dict[str, Any]], Any]) -> None:
@@ -79,7 +81,8 @@ class Transformers:
     def _load(name: str, dtype: str) -> Any:
         import transformers
 
-        path, more = Path(name), {}
+        path = Path(name)
+        more = {}
         if path.suffix == ".gguf":
             path, more = path.parent, {"gguf_file": path.name}
         where = str(path) if path.exists() else name
@@ -152,9 +155,12 @@ class OpenVINO:
         import openvino
         import openvino_genai
 
-        self._numpy, self._openvino, self._genai = numpy, openvino, openvino_genai
+        self._numpy = numpy
+        self._openvino = openvino
+        self._genai = openvino_genai
         self._lookup = options["lookup"]
-        model, draft = options["model"], options["draft"]
+        model = options["model"]
+        draft = options["draft"]
         self._pipelines = {PLAIN: self._pipeline(model, options["threads"])}
         self._pipelines[LOOKUP] = self._pipeline(model, options["threads"], prompt_lookup=True)
         if draft:
@@ -192,7 +198,8 @@ class OpenVINO:
     def generate(self, method: str, token_ids: list[int], max_tokens: int) -> dict[str, Any]:
         config = self._genai.GenerationConfig(max_new_tokens=max_tokens, ignore_eos=True, do_sample=False)
         if method == LOOKUP:
-            config.num_assistant_tokens, config.max_ngram_size = self._lookup, 3
+            config.num_assistant_tokens = self._lookup
+            config.max_ngram_size = 3
         elif method == DRAFT:
             config.num_assistant_tokens = self._lookup
         ids = self._openvino.Tensor(self._numpy.array([token_ids], dtype=self._numpy.int64))

@@ -10,7 +10,8 @@ from forerun.lab.bench.report.markdown import duration, in_order, weaknesses
 from forerun.lab.bench.tables import markdown_table, percent
 from forerun.lab.results.schema import Figure, Results
 
-_BEGIN, _END = "<!-- figures: {name}, made by make report -->", "<!-- end of figures -->"
+_BEGIN = "<!-- figures: {name}, made by make report -->"
+_END = "<!-- end of figures -->"
 
 
 def sections(every: Sequence[Results]) -> Mapping[str, str]:
@@ -94,7 +95,8 @@ def _source(results: Results) -> str:
 
 def _audited(results: Results) -> str:
     """Summarise a certificate in a line."""
-    at, target = results.environment, results.target
+    at = results.environment
+    target = results.target
     counts = dict.fromkeys(("Bits", "Rule", "Engine"), 0.0)
     stated = {each.labels["method"] for each in results.figures if each.name == "found"}
     for each in results.figures:

@@ -36,7 +36,8 @@ class PictureKind:
     part: str | None = None
 
 
-_SPEED, _FIRST = PictureKind(["over_plain"]), PictureKind(["first_token"], scale=1e3, unit="ms")
+_SPEED = PictureKind(["over_plain"])
+_FIRST = PictureKind(["first_token"], scale=1e3, unit="ms")
 _POSITIONS = PictureKind(["position_acceptance"], "position")
 KINDS: Mapping[str, Sequence[PictureKind]] = {
     "generate": (_SPEED, _POSITIONS, _FIRST),

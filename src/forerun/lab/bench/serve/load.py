@@ -165,7 +165,8 @@ def _check(arm: ServingArm, window: LoadWindow) -> None:
 
 async def run(arm: ServingArm, load: Load, requests: Sequence[LoadRequest], seed: int) -> LoadWindow:
     """Send the requests as the load defines. seed: of the send times of an open loop."""
-    started, cpu = time.perf_counter(), time.process_time()
+    started = time.perf_counter()
+    cpu = time.process_time()
     if load.rate is not None:
         answers = await _open_loop(arm.send, requests, load.rate, seed)
     else:
@@ -174,7 +175,8 @@ async def run(arm: ServingArm, load: Load, requests: Sequence[LoadRequest], seed
 
 
 async def _closed_loop(send: Send, requests: Sequence[LoadRequest], concurrency: int) -> list[TimedRequest]:
-    waiting, answers = iter(enumerate(requests)), dict[int, TimedRequest]()
+    waiting = iter(enumerate(requests))
+    answers = dict[int, TimedRequest]()
     async with asyncio.TaskGroup() as clients:
         for _ in range(min(concurrency, len(requests))):
             clients.create_task(_client(send, waiting, answers))

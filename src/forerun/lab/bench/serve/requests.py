@@ -87,7 +87,9 @@ class Prompts:
 
 
 _DONE = b"[DONE]"
-_DRAFTED, _ACCEPTED, _FORWARDS = "num_draft_tokens", "num_accepted_draft_tokens", "num_forwards"
+_DRAFTED = "num_draft_tokens"
+_ACCEPTED = "num_accepted_draft_tokens"
+_FORWARDS = "num_forwards"
 
 
 @dataclass(slots=True)
@@ -168,7 +170,8 @@ class TimedRequest:
             self.text += piece
         usage = body.get("usage")
         if isinstance(usage, dict) and isinstance(usage.get("completion_tokens"), int):
-            self.num_tokens, self.is_counted = usage["completion_tokens"], True
+            self.num_tokens = usage["completion_tokens"]
+            self.is_counted = True
             self.prompt_tokens = usage.get("prompt_tokens")
         metrics = body.get("metrics")
         reported = metrics.get("speculative_decoding") if isinstance(metrics, dict) else None

@@ -77,7 +77,9 @@ class MeasuredServer:
         """Send a request and read its answer. more: fields of its body."""
         assert self._session is not None
         content = json.dumps({"model": self.model, "stream": True, **USAGE, **request.body, **more}).encode()
-        answered, arrived, events = TimedRequest(request, time.perf_counter()), [], EventReader()
+        answered = TimedRequest(request, time.perf_counter())
+        arrived = []
+        events = EventReader()
         try:
             async with self._session.post(self.url + request.path, data=content, headers=_JSON) as response:
                 if response.status != 200:
@@ -97,7 +99,8 @@ class MeasuredServer:
         assert self._session is not None
         try:
             async with self._session.get(f"{self.url}/v1/models") as response:
-                status, found = response.status, await _body(response)
+                status = response.status
+                found = await _body(response)
         except (client_library().ClientError, TimeoutError) as error:
             raise ConfigError(
                 f"{self.url}/v1/models gives no answer ({type(error).__name__}). Check the address."
@@ -211,7 +214,8 @@ class InProcessEngine(Closing):
 
     async def send(self, request: LoadRequest, **more: Any) -> TimedRequest:
         """Send a request through the engine's thread, streamed. more: fields of the body."""
-        answered, loop = TimedRequest(request, time.perf_counter()), asyncio.get_running_loop()
+        answered = TimedRequest(request, time.perf_counter())
+        loop = asyncio.get_running_loop()
         ended: asyncio.Future[StepOutput] = loop.create_future()
 
         def sink(output: StepOutput) -> None:  # between two steps, in the engine's thread
@@ -229,8 +233,11 @@ class InProcessEngine(Closing):
             answered.error = str(output.error)
             return answered
         choice = output.choice
-        answered.text, answered.num_tokens, answered.is_counted = choice.text, len(choice.token_ids), True
-        answered.prompt_tokens, answered.num_forwards = len(made.prompt_token_ids), choice.stats.num_forwards
+        answered.text = choice.text
+        answered.num_tokens = len(choice.token_ids)
+        answered.is_counted = True
+        answered.prompt_tokens = len(made.prompt_token_ids)
+        answered.num_forwards = choice.stats.num_forwards
         answered.num_drafted = choice.stats.num_draft_tokens
         answered.num_accepted = choice.stats.num_accepted_tokens
         return answered

@@ -9,12 +9,18 @@ from typing import Any, NamedTuple, NoReturn
 from forerun.errors import UnsupportedModelError
 from forerun.utils.json_file import REQUIRED, Fields
 
-SECTIONS, TEMPERATURE = "rope.dimension_sections", "attention.temperature_scale"
-_KEY, _VALUE = "attention.key_length", "attention.value_length"
-WINDOW, PATTERN = "attention.sliding_window", "attention.sliding_window_pattern"
+SECTIONS = "rope.dimension_sections"
+TEMPERATURE = "attention.temperature_scale"
+_KEY = "attention.key_length"
+_VALUE = "attention.value_length"
+WINDOW = "attention.sliding_window"
+PATTERN = "attention.sliding_window_pattern"
 NEXT_TOKENS = "nextn_predict_layers"
-HEADS, KEY_HEADS, WIDTH = "attention.head_count", "attention.head_count_kv", "feed_forward_length"
-RMS_NORM, LAYER_NORM = "attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"
+HEADS = "attention.head_count"
+KEY_HEADS = "attention.head_count_kv"
+WIDTH = "feed_forward_length"
+RMS_NORM = "attention.layer_norm_rms_epsilon"
+LAYER_NORM = "attention.layer_norm_epsilon"
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 Options = Callable[[Fields, int, Mapping[str, Any]], dict[str, Any]]
 """A function of a file's keys, the width of a head, and the tensors by name."""
@@ -90,7 +96,8 @@ def layer_count(fields: Fields) -> int:
 
 def counts_of(fields: Fields, key: str) -> list[int]:
     """Return a count of each layer. A file may have one for all."""
-    count, value = layer_count(fields), fields.values.get(key)
+    count = layer_count(fields)
+    value = fields.values.get(key)
     found = fields.list_of(key, int) if isinstance(value, list) else [fields.integer(key, low=1)] * count
     if len(found) < count or min(found) < 1:
         raise fields.wrong(key, f"a list of {count} counts")
@@ -125,11 +132,14 @@ def latent(fields: Fields, width: int) -> dict[str, Any]:
     """
     if width % 2:
         refuse(fields, f"rope.dimension_count is {width}, an odd number")
-    heads, rank = fields.integer(HEADS, low=1), fields.integer("attention.kv_lora_rank", low=1)
-    said, ending = {key: fields.integer(key, None) for key in (KEY_HEADS, _KEY, _VALUE)}, ""
+    heads = fields.integer(HEADS, low=1)
+    rank = fields.integer("attention.kv_lora_rank", low=1)
+    said = {key: fields.integer(key, None) for key in (KEY_HEADS, _KEY, _VALUE)}
+    ending = ""
     kept = {KEY_HEADS: heads}
     if f"{_KEY}_mla" in fields:
-        kept, ending = {KEY_HEADS: 1, _KEY: rank + width, _VALUE: rank}, "_mla"
+        kept = {KEY_HEADS: 1, _KEY: rank + width, _VALUE: rank}
+        ending = "_mla"
     for key, value in kept.items():
         if said[key] != value:
             refuse(fields, f"{key} is {said[key]}, and {value} with latents of {rank} numbers")

@@ -33,9 +33,12 @@ from forerun.models.loading.gguf.tensors import GgufTensor
 from forerun.utils.foreign_errors import as_load_errors
 from forerun.utils.json_file import REQUIRED, Fields
 
-EMBEDDING, HEAD, ROPE_FACTORS = "token_embd.weight", "output.weight", "rope_freqs.weight"
+EMBEDDING = "token_embd.weight"
+HEAD = "output.weight"
+ROPE_FACTORS = "rope_freqs.weight"
 _ROTATED = "rope.dimension_count"
-_LONG, _SHORT = "rope_factors_long.weight", "rope_factors_short.weight"
+_LONG = "rope_factors_long.weight"
+_SHORT = "rope_factors_short.weight"
 
 
 def architecture_of(file: GgufFile) -> str:
@@ -45,7 +48,8 @@ def architecture_of(file: GgufFile) -> str:
         ModelLoadError: the metadata lacks it.
         UnsupportedModelError: it is another one, or the file holds no model.
     """
-    kind, name = file.fields.string("general.type", "model"), file.fields.string("general.architecture")
+    kind = file.fields.string("general.type", "model")
+    name = file.fields.string("general.architecture")
     if kind != "model":
         raise UnsupportedModelError(f"{file.path}: it holds no model: general.type is {brief(kind)}. Give a model.")
     if name not in ARCHITECTURES:
@@ -81,7 +85,8 @@ def read_gguf_config(file: GgufFile, eos_ids: Iterable[int]) -> dict[str, Any]:
         UnsupportedModelError: another architecture, or something in it that Transformers' model does not compute.
     """
     name = architecture_of(file)
-    fields, architecture = _keys_of(file, name), ARCHITECTURES[name]
+    fields = _keys_of(file, name)
+    architecture = ARCHITECTURES[name]
     _check_keys(fields, architecture)
     if EMBEDDING not in file.tensors:
         raise ModelLoadError(f"{file.path}: it has no tensor {EMBEDDING}, and so no model. {REMEDY}")
@@ -171,7 +176,8 @@ def _options(fields: Fields, architecture: Architecture, file: GgufFile, head_di
 
 def _windows(fields: Fields, architecture: Architecture) -> dict[str, Any]:
     """Return the options of sliding windows, empty if there are none, and none can be."""
-    window, period = fields.integer(WINDOW, architecture.window, low=0), architecture.period
+    window = fields.integer(WINDOW, architecture.window, low=0)
+    period = architecture.period
     if period is None:
         if not 0 < window < fields.integer("context_length", low=1):
             return {}
@@ -319,7 +325,8 @@ def _yarn(fields: Fields, factor: float) -> dict[str, Any]:
     """Return the parameters of a YaRN scaling. The converter writes the configuration's attention factor as
     yarn_attn_factor, which llama.cpp does not read; without it, the factor is that of the paper, 0.1 ln(factor) + 1,
     divided by the same with the logarithm multiplied (Transformers' `mscale_all_dim`)."""
-    growth, multiplier = 0.1 * math.log(max(factor, 1.0)), fields.number("rope.scaling.yarn_log_multiplier", 0.0, low=0)
+    growth = 0.1 * math.log(max(factor, 1.0))
+    multiplier = fields.number("rope.scaling.yarn_log_multiplier", 0.0, low=0)
     papers = (growth + 1.0) / (growth * multiplier + 1.0)
     attention = fields.number("rope.scaling.yarn_attn_factor", papers, low=0)
     return {

@@ -56,7 +56,8 @@ def _glm4_moe(fields: Fields, width: int, tensors: Mapping[str, Any]) -> dict[st
 
 def _deepseek2(fields: Fields, width: int, tensors: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options of DeepSeek V3, or of V2, whose scores are a softmax; older files do not say of which."""
-    function, is_corrected = fields.integer(GATING, 0), any(".exp_probs_b." in name for name in tensors)
+    function = fields.integer(GATING, 0)
+    is_corrected = any(".exp_probs_b." in name for name in tensors)
     is_v3 = function in SIGMOID or (not function and is_corrected)
     if fields.string("rope.scaling.type", "linear") == "linear" and fields.number(_FACTOR, 1.0) not in (0, 1):
         refuse(fields, f"{_FACTOR} is {fields.number(_FACTOR)} and rope.scaling.type linear")
@@ -79,7 +80,8 @@ def _deepseek_yarn(fields: Fields) -> dict[str, Any]:
 
 
 def _exaone_moe(fields: Fields, width: int, tensors: Mapping[str, Any]) -> dict[str, Any]:
-    found, dense = corrected(fields, OPTIONS, "num_shared_experts"), num_dense(fields)
+    found = corrected(fields, OPTIONS, "num_shared_experts")
+    dense = num_dense(fields)
     kinds = ["dense" if layer < dense else "sparse" for layer in range(layer_count(fields))]
     return {**found, "mlp_layer_types": kinds}
 

@@ -39,7 +39,9 @@ def part_paths(path: Path) -> list[Path]:
     named = _PART.search(path.name)
     if named is None or not 1 <= int(named[1]) <= int(named[2]):
         return [path]
-    stem, count, suffix = path.name[: named.start()], named[2], path.suffix
+    stem = path.name[: named.start()]
+    count = named[2]
+    suffix = path.suffix
     return [path.with_name(f"{stem}-{number:05}-of-{count}{suffix}") for number in range(1, int(count) + 1)]
 
 
@@ -87,7 +89,8 @@ class GgufFile:
                 "Download all parts into one folder."
             )
         opened = [_open(each) for each in paths]
-        first, tensors = opened[0][0], dict[str, GgufTensor]()
+        first = opened[0][0]
+        tensors = dict[str, GgufTensor]()
         for number, (each, (header, found)) in enumerate(zip(paths, opened, strict=True)):
             _check_part(each, number, len(paths), header, first)
             if twice := next((name for name in found if name in tensors), None):
@@ -113,7 +116,8 @@ def _open(path: Path) -> tuple[GgufHeader, dict[str, GgufTensor]]:
         raise ModelLoadError(
             f"{path}: it cannot be read: {getattr(failure, 'strerror', 0) or failure}. {REMEDY}"
         ) from None
-    header, packed = read_header(memoryview(content), str(path)), np.frombuffer(content, np.uint8)
+    header = read_header(memoryview(content), str(path))
+    packed = np.frombuffer(content, np.uint8)
     return header, {
         name: GgufTensor(name, shape, kind, packed[start : start + num_bytes].reshape(*shape[:-1], -1), content)
         for name, shape, kind, start, num_bytes in header.tensors

@@ -10,12 +10,14 @@ from forerun.models.loading.gguf.mixture import EXPERTS, mixture
 from forerun.utils.json_file import Fields
 
 _OPTIONS = ("num_experts", "top_k_experts", "moe_intermediate_size")
-_CAP, _TABLE = "final_logit_softcapping", "per_layer_token_embd.weight"
+_CAP = "final_logit_softcapping"
+_TABLE = "per_layer_token_embd.weight"
 
 
 def gemma4(fields: Fields, width: int, tensors: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options of Gemma 4. width: of a head in layers of full attention."""
-    count, sliding = layer_count(fields), fields.list_of(PATTERN, bool)
+    count = layer_count(fields)
+    sliding = fields.list_of(PATTERN, bool)
     local = fields.integer("attention.key_length_swa", width, low=1)
     for key in ("attention.value_length_swa", "rope.dimension_count_swa"):
         if (other := fields.integer(key, local)) != local:

@@ -21,7 +21,9 @@ REMEDY = "Download or convert it anew."
 MAX_BYTES = 1 << 28  # of a header; a vocabulary of 300,000 tokens takes 10 MB
 _MAX_ELEMENTS = 1 << 23  # of all arrays together
 _ELEMENTS_OF_ENTRY = 128  # a key or a tensor counts as so many: large models have a few thousand
-_BOOL, _STRING, _ARRAY = 7, 8, 9
+_BOOL = 7
+_STRING = 8
+_ARRAY = 9
 # value type in the file -> layout of the numbers, as NumPy calls it
 _NUMBERS = dict(
     zip(
@@ -85,14 +87,16 @@ def read_header(content: memoryview, place: str) -> GgufHeader:
         ModelLoadError: it is no GGUF file, damaged or cut off.
         UnsupportedModelError: a tensor is of a type that is not read here.
     """
-    reader, header = _Reader(content, place), GgufHeader()
+    reader = _Reader(content, place)
+    header = GgufHeader()
     reader.check_version()
     num_tensors, num_keys = (reader.count(what, _ELEMENTS_OF_ENTRY) for what in ("tensors", "keys"))
     for _ in range(num_keys):
         key = reader.texts(1, "a key's name")[0]
         if not key or key in header.metadata:
             reader.fail(f"it has the key {brief(key)} twice" if key else "a key has no name")
-        what, kind = f"the key {brief(key)}", reader.integer("<I", "a value's type")
+        what = f"the key {brief(key)}"
+        kind = reader.integer("<I", "a value's type")
         header.kinds[key] = (kind, reader.integer("<I", what)) if kind == _ARRAY else (kind,)
         count = reader.count(f"elements with {what}") if kind == _ARRAY else 1
         values = reader.values(header.kinds[key][-1], count, what)
@@ -111,7 +115,10 @@ class _Reader:
     """A position in the header, which advances with every read. Raises ModelLoadError beyond the end."""
 
     def __init__(self, content: memoryview, place: str) -> None:
-        self.content, self.place, self.at, self.num_elements = content[:MAX_BYTES], place, 0, 0
+        self.content = content[:MAX_BYTES]
+        self.place = place
+        self.at = 0
+        self.num_elements = 0
 
     def fail(self, what: str) -> NoReturn:
         raise ModelLoadError(f"{self.place}: {what}. {REMEDY}")
@@ -148,7 +155,10 @@ class _Reader:
 
     def texts(self, count: int, what: str) -> list[str]:
         """Read so many texts: a vocabulary has 100,000, so without a call for each."""
-        content, at, texts, unpack = self.content, self.at, list[str](), struct.Struct("<Q").unpack_from
+        content = self.content
+        at = self.at
+        texts = list[str]()
+        unpack = struct.Struct("<Q").unpack_from
         try:
             for _ in range(count):
                 start = at + 8
@@ -210,7 +220,9 @@ def _located(infos: list[TensorInfo], alignment: Any, reader: _Reader, size: int
     other, each aligned, all within the file, and names are unique. size: of the file, in bytes."""
     if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
         reader.fail(f"general.alignment is {alignment!r:.60}, but must be a power of two")
-    start, offset, located = -(-reader.at // alignment) * alignment, 0, dict[str, TensorInfo]()
+    start = -(-reader.at // alignment) * alignment
+    offset = 0
+    located = dict[str, TensorInfo]()
     for info in infos:
         what = f"tensor {brief(info.name)}"
         if not info.name or info.name in located:

@@ -8,11 +8,18 @@ from typing import Any
 from forerun.models.loading.gguf.architecture import WIDTH, refuse
 from forerun.utils.json_file import REQUIRED, Fields
 
-EXPERTS, TOP, EXPERT_WIDTH = "expert_count", "expert_used_count", "expert_feed_forward_length"
-SHARED_COUNT, SHARED_WIDTH = "expert_shared_count", "expert_shared_feed_forward_length"
-LEADING, STEP = "leading_dense_block_count", "interleave_moe_layer_step"
-GATING, NORM, _SCALE = "expert_gating_func", "expert_weights_norm", "expert_weights_scale"
-_GROUPS, _TOP_GROUPS = "expert_group_count", "expert_group_used_count"
+EXPERTS = "expert_count"
+TOP = "expert_used_count"
+EXPERT_WIDTH = "expert_feed_forward_length"
+SHARED_COUNT = "expert_shared_count"
+SHARED_WIDTH = "expert_shared_feed_forward_length"
+LEADING = "leading_dense_block_count"
+STEP = "interleave_moe_layer_step"
+GATING = "expert_gating_func"
+NORM = "expert_weights_norm"
+_SCALE = "expert_weights_scale"
+_GROUPS = "expert_group_count"
+_TOP_GROUPS = "expert_group_used_count"
 SOFTMAX, SIGMOID, SOFTMAX_OF_CHOSEN = (1,), (2,), (3,)
 """Values of expert_gating_func."""
 _NEUTRAL = {
@@ -111,7 +118,8 @@ def num_dense(fields: Fields) -> int:
 
 def experts_of_qwen(fields: Fields, *, adds_to_one: bool = True, shares: bool = True) -> dict[str, Any]:
     """Return the options of Qwen2-MoE's experts and those of its successors. shares: one has all rows."""
-    wide, top = fields.integer(WIDTH, None, low=1), fields.integer(TOP, low=1)
+    wide = fields.integer(WIDTH, None, low=1)
+    top = fields.integer(TOP, low=1)
     width = REQUIRED if wide is None else wide // top  # as llama.cpp
     found: dict[str, Any] = mixture(
         fields, adds_to_one=adds_to_one, width=width, reads=(SHARED_WIDTH, SHARED_COUNT) if shares else ()

@@ -34,7 +34,8 @@ from forerun.models.loading.gguf.mixture import (
 )
 from forerun.utils.json_file import Fields
 
-_RECURRENT, _INTERVAL = "attention.recurrent_layers", "full_attention_interval"
+_RECURRENT = "attention.recurrent_layers"
+_INTERVAL = "full_attention_interval"
 _MOST_TAPS = 16
 
 
@@ -52,7 +53,9 @@ def _state(fields: Fields) -> dict[str, int]:
 
 def _qwen35(fields: Fields, width: int, tensors: Mapping[str, Any]) -> dict[str, Any]:
     count = layer_count(fields)
-    interval, flags, state = fields.integer(_INTERVAL, 4, low=1), fields.values.get(_RECURRENT), _state(fields)
+    interval = fields.integer(_INTERVAL, 4, low=1)
+    flags = fields.values.get(_RECURRENT)
+    state = _state(fields)
     if flags is None:
         flags = [bool((layer + 1) % interval) for layer in range(count)]
     elif not isinstance(flags, list):  # the same of all layers
@@ -71,7 +74,8 @@ def _qwen35(fields: Fields, width: int, tensors: Mapping[str, Any]) -> dict[str,
 
 def _by_layer(fields: Fields, key: str) -> list[int]:
     """Return a count of each layer."""
-    number, value = fields.integer("block_count", low=1), fields.values.get(key)
+    number = fields.integer("block_count", low=1)
+    value = fields.values.get(key)
     counts = fields.list_of(key, int) if isinstance(value, list) else [fields.integer(key)] * number
     if len(counts) != number:
         raise fields.wrong(key, f"a list of {number} counts")
@@ -81,7 +85,8 @@ def _by_layer(fields: Fields, key: str) -> list[int]:
 def _mamba(fields: Fields) -> dict[str, Any]:
     """Return the sizes of a state space by the names of Bamba and its successors. No file says limits of the steps,
     and in llama.cpp there are none."""
-    state, hidden = _state(fields), fields.integer("embedding_length", low=1)
+    state = _state(fields)
+    hidden = fields.integer("embedding_length", low=1)
     return {
         "mamba_n_heads": state["time_step_rank"],
         "mamba_d_head": state["inner_size"] // state["time_step_rank"],
@@ -95,7 +100,8 @@ def _mamba(fields: Fields) -> dict[str, Any]:
 
 def _granitehybrid(fields: Fields, width: int, tensors: Mapping[str, Any]) -> dict[str, Any]:
     kinds = ["full_attention" if heads else "linear_attention" for heads in _by_layer(fields, KEY_HEADS)]
-    is_rotated, attending = fields.flag("rope.scaling.finetuned", True), [kind == "full_attention" for kind in kinds]
+    is_rotated = fields.flag("rope.scaling.finetuned", True)
+    attending = [kind == "full_attention" for kind in kinds]
     options = {"layer_types": kinds, "attn_layer_indices": [i for i, attends in enumerate(attending) if attends]}
     if is_rotated and not any(key in fields for key in GRANITE_FACTORS):
         return {"model_type": "bamba", **_mamba(fields), **options}
@@ -148,7 +154,8 @@ def _lfm2moe(fields: Fields, width: int, tensors: Mapping[str, Any]) -> dict[str
 
 
 def _nemotron_h(fields: Fields, width: int, tensors: Mapping[str, Any]) -> dict[str, Any]:
-    state, kinds = _state(fields), []
+    state = _state(fields)
+    kinds = []
     for heads, wide in zip(_by_layer(fields, KEY_HEADS), _by_layer(fields, WIDTH), strict=True):
         if heads and wide:
             refuse(fields, f"a layer has {KEY_HEADS} and {WIDTH}")
@@ -165,7 +172,8 @@ def _nemotron_h(fields: Fields, width: int, tensors: Mapping[str, Any]) -> dict[
 
 
 def _mamba2(fields: Fields, width: int, tensors: Mapping[str, Any]) -> dict[str, Any]:
-    state, hidden = _state(fields), fields.integer("embedding_length", low=1)
+    state = _state(fields)
+    hidden = fields.integer("embedding_length", low=1)
     return {
         "layer_types": ["linear_attention"] * fields.integer("block_count", low=1),
         "num_heads": state["time_step_rank"],

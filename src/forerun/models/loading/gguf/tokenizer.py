@@ -44,7 +44,8 @@ from forerun.utils.json_file import Fields
 
 # Merges of byte-pair encodings: read and checked, or derived from the scores of a SentencePiece vocabulary.
 
-_MERGES, _SCORES = PREFIX + "merges", PREFIX + "scores"
+_MERGES = PREFIX + "merges"
+_SCORES = PREFIX + "scores"
 _MAX_PIECE = 512  # characters of a token whose ways to be merged are looked for; that takes the square of its length
 
 
@@ -57,7 +58,8 @@ def read_merges(tokens: TokenList) -> list[tuple[str, str]]:
     merges: dict[tuple[str, str], None] = {}
     for index, merge in enumerate(tokens.fields.list_of(_MERGES, str)):
         border = merge.find(" ", 1)
-        left, right = merge[:border], merge[border + 1 :]
+        left = merge[:border]
+        right = merge[border + 1 :]
         if border < 0 or left not in tokens.ids or right not in tokens.ids or left + right not in tokens.ids:
             raise tokens.wrong(_MERGES, f"merge {index} does not join two tokens of the vocabulary to a third")
         merges[left, right] = None
@@ -79,7 +81,8 @@ def merges_of_scores(tokens: TokenList, matched: Collection[int] = ()) -> list[t
     Raises:
         ModelLoadError: there is not one finite score for each token, or tokens that can be merged have the same.
     """
-    texts, scores = tokens.texts, tokens.fields.list_of(_SCORES, float)
+    texts = tokens.texts
+    scores = tokens.fields.list_of(_SCORES, float)
     ids = {text: index for text, index in tokens.ids.items() if index not in matched}
     if long := [index for index, text in enumerate(texts) if len(text) > _MAX_PIECE]:
         raise tokens.wrong(TOKENS, f"token {long[0]} is longer than {_MAX_PIECE} characters")
@@ -214,7 +217,9 @@ def split_rules() -> Mapping[str, tuple[str, ...]]:
     return {**_OURS, **{name: (rule,) for name, rule in {**THEIRS, **like_qwen2, **like_llama3}.items()}}
 
 
-MODEL, PRE_TOKENIZER, CHAT_TEMPLATE = PREFIX + "model", PREFIX + "pre", "tokenizer.chat_template"
+MODEL = PREFIX + "model"
+PRE_TOKENIZER = PREFIX + "pre"
+CHAT_TEMPLATE = "tokenizer.chat_template"
 _SPACE = "\u2581"
 _UNSTRIPPED = {"<unk>", "<s>", "<|endoftext|>"}
 _BY_MERGES = "gemma4"
@@ -239,7 +244,8 @@ def read_tokenizer(metadata: Mapping[str, Any], place: str, read: tuple[TokenLis
 
     tokens, kind = read or read_tokens(metadata, place)
     template = _chat_template(tokens)
-    matched, control = _matched(tokens), _control(tokens)
+    matched = _matched(tokens)
+    control = _control(tokens)
     with as_load_errors(f"{place}: {TOKENS}: no tokenizer can be made of them", REMEDY):
         backend = _byte_level(tokens) if kind == "gpt2" else _sentencepiece(tokens, by_merges=kind == _BY_MERGES)
         stripped = {each for each in matched if tokens.texts[each] not in _UNSTRIPPED} if _is_phi3(metadata) else ()
@@ -300,11 +306,13 @@ def _byte_level(tokens: TokenList) -> Any:
     if TokenType.BYTE in tokens.types:
         what = f"token {tokens.types.index(TokenType.BYTE)} is a byte token"
         raise tokens.wrong(TYPES, f"{what}, which a vocabulary of the kind gpt2 does not have")
-    merges, is_whole = read_merges(tokens), name in _WHOLE_TOKENS
+    merges = read_merges(tokens)
+    is_whole = name in _WHOLE_TOKENS
     backend = Tokenizer(models.BPE(vocab=_vocabulary(tokens, merges), merges=merges, ignore_merges=is_whole))
     splits = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in rules]
     bytewise = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    backend.pre_tokenizer, backend.decoder = pre_tokenizers.Sequence([*splits, bytewise]), decoders.ByteLevel()
+    backend.pre_tokenizer = pre_tokenizers.Sequence([*splits, bytewise])
+    backend.decoder = decoders.ByteLevel()
     backend.post_processor = _ends_of_text(tokens, add_bos=is_whole)
     return backend
 
@@ -345,7 +353,8 @@ def _ends_of_text(tokens: TokenList, *, add_bos: bool) -> Any:
         "bos": tokens.fields.flag(PREFIX + "add_bos_token", add_bos),
         "eos": tokens.fields.flag(PREFIX + "add_eos_token", False),
     }
-    parts, special = dict[str, list[str]](bos=[], eos=[]), []
+    parts = dict[str, list[str]](bos=[], eos=[])
+    special = []
     for role in (role for role, is_wanted in added.items() if is_wanted):
         if role not in tokens.named:
             raise tokens.wrong(f"{PREFIX}add_{role}_token", f"it is true, but {PREFIX}{NAMED[role]} is missing")
