@@ -22,7 +22,7 @@ from forerun.kernels.torch.linear import can_pack
 from forerun.kernels.triton.availability import check_device, is_triton_selected
 from forerun.models.attention.native import NativeAttention
 from forerun.models.fused.decoder import FusedDecoder
-from forerun.models.fused.families import refusal, spec_of
+from forerun.models.fused.families import description_of
 from forerun.models.fused.native import NativeDecoder
 from forerun.models.fused.recurrence import state_layout
 from forerun.models.general import GeneralDecoder
@@ -31,6 +31,7 @@ from forerun.models.loading.configuration import OUTPUT_TOKENS, refuse_unservabl
 from forerun.models.loading.quantized_layers import QuantizedMaker
 from forerun.models.loading.source import ModelSource
 from forerun.models.model import Decoder
+from forerun.models.spec.decoder import DecoderSpec
 
 if TYPE_CHECKING:
     from forerun.models.fused.triton import TritonDecoder
@@ -41,22 +42,28 @@ _NATIVE_TYPES = (torch.bfloat16, torch.float32)
 
 def llama_refusal(config: Any) -> str | None:
     """Return the reason why a Transformers configuration is not of the Llama family; None if it is."""
-    reason = refusal(config)
-    if reason is None and not spec_of(config).is_llama:
-        reason = f"model type {config.model_type!r} with these options adds to Llama's layers"
-    return reason
+    found = description_of(config)
+    return found.refusal or _llama_refusal(config, found.served)
 
 
-def served_kind(kind: Kind, source: ModelSource, config: Any) -> Kind:
-    """Return "fused" or "general".
+def _llama_refusal(config: Any, spec: DecoderSpec | None) -> str | None:
+    """Return `llama_refusal` of a model that the fused decoder computes."""
+    if spec is not None and spec.is_llama:
+        return None
+    return f"model type {config.model_type!r} with these options adds to Llama's layers"
+
+
+def served_kind(kind: Kind, source: ModelSource, config: Any) -> tuple[Kind, DecoderSpec | None]:
+    """Return "fused" or "general", and the decoder if the first can compute it. A load calls this once: the decoder is
+    handed on from here.
 
     Raises:
         ConfigError: the fused decoder is requested for a model that it does not serve.
         UnsupportedModelError: no decoder serves it, or not with its reduced output vocabulary.
     """
-    refuse_unservable(config, source.name)
-    reason = refusal(config)
-    if kind == "general" and reason is None and state_layout(spec_of(config)) is not None:
+    found = refuse_unservable(config, source.name)
+    reason, spec = found.refusal, found.served
+    if kind == "general" and spec is not None and state_layout(spec) is not None:
         raise UnsupportedModelError(
             f"{source.name} ({config.model_type}) has recurrent layers, which only the fused decoder rolls back. Leave "
             "kind='general' out."
@@ -68,7 +75,9 @@ def served_kind(kind: Kind, source: ModelSource, config: Any) -> Kind:
             f"{source.name} proposes a part of its vocabulary ({OUTPUT_TOKENS} in its configuration), which only the "
             f"fused decoder serves{': ' + reason if reason else ''}. Remove that key to compute all tokens."
         )
-    return ("general" if reason else "fused") if kind == "auto" else kind
+    if kind == "auto":
+        kind = "general" if reason else "fused"
+    return kind, spec
 
 
 def library_for(device: torch.device, dtype: torch.dtype) -> Library | None:
@@ -134,13 +143,15 @@ def make_decoder(
     maker: Maker | None,
     output_tokens: Tensor | None = None,
     kv_cache_dtype: str = AUTO,
+    *,
+    spec: DecoderSpec | None = None,
 ) -> Decoder:
     """Return the decoder of a loaded Transformers model, on its device. If FORERUN_KERNELS selects Triton, no other
     kernels are used.
 
     Args:
         dtype: of everything that is not quantized.
-        kind: "fused" or "general".
+        kind: "fused" or "general". spec: of the model that the first computes.
         maker: of quantized layers; None: weights are as they are.
         output_tokens: int64, those whose rows of the output layer are computed, of the fused decoders only;
             None for all.
@@ -153,28 +164,33 @@ def make_decoder(
     cache_dtype = cache_dtype_of(kv_cache_dtype, hf.device, dtype)
     if is_triton_selected():
         assert maker is None or isinstance(maker, QuantizedMaker)  # as it is stored, nothing is computed by Triton
-        return _by_triton(hf, dtype, kind, maker, output_tokens)
+        return _by_triton(hf, dtype, kind, maker, output_tokens, spec)
     library, is_fused = library_for(hf.device, dtype), kind == "fused"
     if library is None:
-        return FusedDecoder(hf, maker, output_tokens) if is_fused else GeneralDecoder(hf, maker)
+        return FusedDecoder(hf, maker, output_tokens, spec) if is_fused else GeneralDecoder(hf, maker)
     made: Maker | None = maker
     if maker is None and multiplies_floats(hf.device, dtype, is_fused=is_fused):
         made = FloatMaker(partial(NativeLinear, library))
     if is_fused:
         assert made is not None
-        return NativeDecoder(hf, library, made, cache_dtype, output_tokens)
+        return NativeDecoder(hf, library, made, cache_dtype, output_tokens, spec)
     return GeneralDecoder(hf, made, NativeAttention(library, dtype, cache_dtype))
 
 
 def _by_triton(
-    hf: Any, dtype: torch.dtype, kind: str, maker: QuantizedMaker | None, output_tokens: Tensor | None
+    hf: Any,
+    dtype: torch.dtype,
+    kind: str,
+    maker: QuantizedMaker | None,
+    output_tokens: Tensor | None,
+    spec: DecoderSpec | None,
 ) -> TritonDecoder:
     check_device(hf.device, dtype)
-    if kind != "fused" or llama_refusal(hf.config) is not None:
+    if spec is None or kind != "fused" or not spec.is_llama:
         raise UnsupportedModelError(
             f"{KERNELS_VARIABLE} is {TRITON}, but its kernels compute the Llama family (Llama, Mistral, Qwen2, Qwen3), "
             f"not {hf.config.model_type}. Unset {KERNELS_VARIABLE} to compute it in PyTorch."
         )
     from forerun.models.fused.triton import TritonDecoder  # it imports triton
 
-    return TritonDecoder(hf, dtype, maker, output_tokens)
+    return TritonDecoder(hf, dtype, maker, output_tokens, spec)

@@ -28,10 +28,8 @@ from forerun.models.attention.reference import ReferenceAttention
 from forerun.models.decoders import cache_dtype_of, library_for, mixture_as_stored, multiplies_floats, served_kind
 from forerun.models.fused.decoder import attentions_of
 from forerun.models.fused.experts import stacked
-from forerun.models.fused.families import refusal, spec_of
 from forerun.models.fused.options import head_shape
 from forerun.models.fused.recurrence import state_layout
-from forerun.models.fused.spec import DecoderSpec
 from forerun.models.general import ATTENTION_NAME
 from forerun.models.loading.configuration import context_length
 from forerun.models.loading.find_source import find_source
@@ -40,6 +38,9 @@ from forerun.models.loading.load import check_dtype, served_dtype
 from forerun.models.loading.quantized_layers import Quantization, check_quantization, form_kept, outer_modules
 from forerun.models.loading.source import ModelSource
 from forerun.models.loading.transformers_modules import empty_model
+from forerun.models.spec.attention import LatentAttention
+from forerun.models.spec.decoder import DecoderSpec
+from forerun.models.spec.feed_forward import FeedForward
 from forerun.utils.device import resolve_device
 
 # The shapes are those of an empty model of the configuration, which loading compares with the headers of the files.
@@ -140,14 +141,17 @@ class WeightStorage:
         return form_kept(stored, self.quantize, is_outer=is_outer)
 
 
-def weight_nbytes(model: Any, storage: WeightStorage, num_outputs: int | None = None) -> tuple[int, int]:
+def weight_nbytes(
+    model: Any, storage: WeightStorage, num_outputs: int | None = None, spec: DecoderSpec | None = None
+) -> tuple[int, int]:
     """Return the bytes that a model's weights take once loaded, and at most while loading.
 
     Args:
         model: of Transformers, as `empty_model` makes it.
         num_outputs: tokens that the output layer is kept for, in rows beside the embedding's; None for all.
+        spec: of a model that the fused decoder computes.
     """
-    head, *tables = outer_modules(model, storage.is_fused)
+    head, *tables = outer_modules(model, spec)
     is_streamed = storage.is_fused and storage.quantize is not None and not storage.has_adapter
     kept = read = largest = 0
     for name, module, parameter in _parameters(model):
@@ -185,7 +189,7 @@ def experts_nbytes(model: Any, spec: DecoderSpec, storage: WeightStorage) -> tup
         for name, _, parameter in _parameters(model)
         if name in names and parameter.dim() == 2
     )
-    return taken, taken * spec.experts.top // spec.experts.count
+    return taken, taken * spec.experts.num_experts_per_tok // spec.experts.num_experts
 
 
 def _parameters(model: Any) -> Iterator[tuple[str, nn.Module, Tensor]]:
@@ -303,24 +307,24 @@ def model_memory(
     requested, has_adapter = check_quantization(quantize, dtype), adapter is not None
     target_device, source = resolve_device(device), find_source(name)
     config = source.plain_config()
-    is_fused = served_kind("auto", source, config) == "fused"
+    _, spec = served_kind("auto", source, config)
+    is_fused = spec is not None
     quantization = requested or check_quantization(source.quantization(), dtype)
     served = served_dtype(source, dtype, is_quantized=quantization not in (None, UNQUANTIZED))
     mixture = mixture_as_stored(source, quantization, target_device, served, is_fused=is_fused, adapted=has_adapter)
     quantization = None if quantization == UNQUANTIZED else quantization
     library = library_for(target_device, served)
-    empty: Any = empty_fused(source.name, config, served) if is_fused else None
-    if empty is None:
-        empty = empty_model(source.name, source.config(), served, ATTENTION_NAME)
+    empty: Any = None if spec is None else empty_fused(source.name, config, spec, served)
+    empty = empty or empty_model(source.name, source.config(), served, ATTENTION_NAME)
     is_triton = is_fused and is_triton_selected()
-    stored = _stored_forms(source, config, quantization, mixture)
+    stored = _stored_forms(source, spec, quantization, mixture)
     storage = WeightStorage(served, target_device, is_fused, library, quantization, stored, has_adapter, is_triton)
     tokens = source.output_tokens(config)
-    kept, loading = weight_nbytes(empty, storage, None if tokens is None else len(tokens))
+    kept, loading = weight_nbytes(empty, storage, None if tokens is None else len(tokens), spec)
     kept += step_nbytes(config, served) if is_triton else 0
     # of other models, all weights are in memory while they are loaded
     streams = storage.is_native and not has_adapter and (quantization or mixture) is not None
-    experts, read = experts_nbytes(empty, spec_of(config), storage) if streams else (0, 0)
+    experts, read = experts_nbytes(empty, spec, storage) if streams and spec is not None else (0, 0)
     return ModelMemory(
         name=source.name,
         number_format=quantization or mixture or str(served).removeprefix("torch."),
@@ -328,59 +332,71 @@ def model_memory(
         device=target_device,
         weights=kept,
         loading=loading,
-        planner=_planner(config, storage, cache_dtype_of(kv_cache_dtype, target_device, served)),
+        planner=_planner(config, spec, storage, cache_dtype_of(kv_cache_dtype, target_device, served)),
         context_length=context_length(config),
         vocab_size=config.vocab_size,
-        width=_row_width(config, is_fused=is_fused),
+        width=_row_width(config, spec),
         experts=experts,
         experts_read=read,
     )
 
 
-def _row_width(config: Any, *, is_fused: bool) -> int:
+def _row_width(config: Any, spec: DecoderSpec | None) -> int:
     """Return the numbers of a row that are held together in the widest layer."""
     residual: int = 4 * config.hidden_size
-    if not is_fused:
+    if spec is None:
         return residual + 2 * (getattr(config, "intermediate_size", None) or residual)
-    spec = spec_of(config)
-    shape = spec.recurrence if state_layout(spec) is not None else None
-    wide = residual + 2 * spec.intermediate + (0 if shape is None else 3 * shape.channels + 2 * shape.wide)
-    if spec.token_inputs is not None:
-        wide += 2 * len(spec.layers) * spec.token_inputs.width
-    if spec.experts is not None:  # rows are copied for each of their experts
-        wide += 2 * spec.experts.top * (spec.hidden + spec.experts.width) + 2 * spec.experts.count
-    return wide if spec.latent is None else wide + 2 * spec.num_heads * sum(spec.cached_widths)
+    inputs, experts, recurrence = spec.embeddings.per_layer, spec.experts, spec.recurrence
+    wide = residual + 2 * _intermediate(config, spec)
+    if recurrence is not None:
+        wide += 3 * recurrence.channels + 2 * recurrence.wide
+    if inputs is not None:
+        wide += 2 * len(spec.layers) * inputs.width
+    if experts is not None:  # rows are copied for each of their experts
+        copied = spec.hidden + experts.moe_intermediate_size
+        wide += 2 * experts.num_experts_per_tok * copied + 2 * experts.num_experts
+    own = spec.attention
+    return wide + 2 * own.num_heads * sum(own.cached_widths) if isinstance(own, LatentAttention) else wide
+
+
+def _intermediate(config: Any, spec: DecoderSpec) -> int:
+    """Return the intermediate numbers of a dense feed-forward layer; of a mixture of experts, those of the expert of
+    all rows, or what the configuration says."""
+    feeds = [layer.feed_forward for layer in spec.layers]
+    if dense := [feed.intermediate_size for feed in feeds if isinstance(feed, FeedForward)]:
+        return dense[0]
+    return (getattr(config, "intermediate_size", None) or 0) if spec.experts is not None else 0
 
 
 def _stored_forms(
-    source: ModelSource, config: Any, quantize: Quantization | None, mixture: str | None
+    source: ModelSource, spec: DecoderSpec | None, quantize: Quantization | None, mixture: str | None
 ) -> Callable[[str], QuantizedFormat | BlockType | None]:
     """Return `WeightStorage.stored`. mixture: of the files, if weights are computed with as they are stored."""
     if quantize is not None:
-        return source.quantized_format(config)
-    return source.block_form(config) if mixture is not None else lambda name: None
+        return source.quantized_format(spec)
+    return source.block_form(spec) if mixture is not None and spec is not None else lambda name: None
 
 
-def attention_widths(config: Any) -> tuple[int, int, int, int]:
-    """Return the query heads, key heads, and the widths of a key and of a value as they are cached."""
-    if refusal(config) is None:
-        spec = spec_of(config)
-        return spec.num_heads, spec.num_kv_heads, *spec.cached_widths
+def attention_widths(config: Any, spec: DecoderSpec | None) -> tuple[int, int, int, int]:
+    """Return the query heads, key heads, and the widths of a key and of a value as they are cached. spec: of a model
+    that the fused decoder computes."""
+    if spec is not None:
+        own = spec.attention
+        return (1, 1, 2, 2) if own is None else (own.num_heads, own.num_kv_heads, *own.cached_widths)
     heads, kv_heads, width = head_shape(config)
     if getattr(config, "kv_lora_rank", None):  # of multi-head latent attention, what it is expanded to is kept
         return heads, heads, config.qk_nope_head_dim + config.qk_rope_head_dim, config.v_head_dim
     return heads, kv_heads, width, width
 
 
-def _planner(config: Any, storage: WeightStorage, cache_dtype: torch.dtype) -> Planner:
+def _planner(config: Any, spec: DecoderSpec | None, storage: WeightStorage, cache_dtype: torch.dtype) -> Planner:
     """Make the planner that the decoder of such a model makes."""
-    heads, kv_heads, key_width, value_width = attention_widths(config)
+    heads, kv_heads, key_width, value_width = attention_widths(config, spec)
     if kv_heads < 1 or key_width < 1:
         raise UnsupportedModelError(f"a model of {kv_heads} key heads of width {key_width} cannot be served.")
     layer = LayerAttention(kv_heads, max(1, heads // kv_heads), key_width, value_width, AttentionShape(key_width**-0.5))
     layers, states = [layer] * config.num_hidden_layers, None
-    if storage.is_fused:
-        spec = spec_of(config)
+    if spec is not None:
         layers, states = attentions_of(spec), state_layout(spec)
     if storage.is_triton or storage.library is not None:
         planner: Planner = PathPlanner(layers, cache_dtype, storage.device if storage.is_triton else None)

@@ -17,7 +17,7 @@ from forerun.errors import ConfigError, ModelLoadError, UnsupportedModelError
 from forerun.kernels.cpu.linear import experts_in
 from forerun.kernels.triton.availability import is_triton_selected
 from forerun.models.decoders import Kind, library_for, make_decoder, mixture_as_stored, served_kind
-from forerun.models.fused.families import refusal
+from forerun.models.fused.families import description_of
 from forerun.models.fused.recurrent_families import TILED
 from forerun.models.general import ATTENTION_NAME, register_attention
 from forerun.models.loading.configuration import context_length, refuse_unservable
@@ -40,6 +40,7 @@ from forerun.models.loading.weights import Checkpoint
 from forerun.models.model import Model
 from forerun.models.non_finite import first_non_finite_tensor
 from forerun.models.self_test import probe, self_test
+from forerun.models.spec.decoder import DecoderSpec
 from forerun.utils.device import raise_own, resolve_device
 from forerun.utils.foreign_errors import as_memory_errors, reason
 from forerun.utils.glibc import return_freed_memory
@@ -212,7 +213,8 @@ def load_transformers_model(name: str | Path, dtype: str, adapter: str | Path | 
         raise ConfigError("dtype is 'float16', in which nothing is computed. Give 'bfloat16' or 'float32'.")
     source = find_source(name)
     config = source.config()
-    model = _read(source, config, served_dtype(source, dtype, is_quantized=False), adapter)
+    spec = description_of(config).served
+    model = _read(source, config, spec, served_dtype(source, dtype, is_quantized=False), adapter)
     model.generation_config.eos_token_id = sorted(source.eos_token_ids(config)) or None
     return model.requires_grad_(True)
 
@@ -235,19 +237,20 @@ def _load(
         raise ConfigError(f"kind is {kind!r}, but must be auto, fused or general.")
     target_device = resolve_device(device)
     source = find_source(name)
-    config = source.plain_config()
-    kind = served_kind(kind, source, config)
-    if kind == "general" or adapter is not None:
+    config = source.plain_config() if adapter is None else source.config()
+    kind, spec = served_kind(kind, source, config)
+    is_fused = kind == "fused"
+    if not is_fused:
         config = source.config()
-    hf, maker, form = _read_weights(source, config, dtype, target_device, adapter, requested, is_fused=kind == "fused")
+    hf, maker, form = _read_weights(source, config, spec, dtype, target_device, adapter, requested, is_fused=is_fused)
     try:
         hf = to_device(hf, target_device)
         ends, tokens = source.eos_token_ids(config), source.output_tokens(config)
-        model = _assemble(hf, source.name, ends, kind, maker, tokens, kv_cache_dtype)
+        model = _assemble(hf, source.name, ends, kind, maker, tokens, kv_cache_dtype, spec=spec)
         model.adapter, model.quantize = None if adapter is None else str(adapter), form
         model.recommended_sampling = MappingProxyType(_recommended(source))
         if adapter is None:
-            model.packed_weights = source.packed_weights(config)
+            model.packed_weights = source.packed_weights(spec)
         source.finish()
         is_finite = probe(model)
     except _COMPUTING as error:
@@ -264,6 +267,7 @@ def _load(
 def _read_weights(
     source: ModelSource,
     config: Any,
+    spec: DecoderSpec | None,
     dtype: str,
     device: torch.device,
     adapter: str | Path | None,
@@ -277,12 +281,14 @@ def _read_weights(
     served = served_dtype(source, dtype, is_quantized=False)
     mixture = mixture_as_stored(source, quantize, device, served, is_fused=is_fused, adapted=adapter is not None)
     if mixture is not None:
-        return *_read_stored(source, config, served), mixture
+        assert spec is not None  # `mixture_as_stored`
+        return *_read_stored(source, config, spec, served), mixture
     if quantize is None or quantize == UNQUANTIZED:
-        if is_fused and adapter is None and library_for(device, served) is not None and source.block_types():
-            return *_read_stored(source, config, served, as_numbers=True), None  # one matrix at a time
-        return _read(source, config, served, adapter, ATTENTION_NAME, is_fused=is_fused), None, None
-    read = read_to_quantize(source, config, dtype, adapter, quantize, is_fused=is_fused, attention=ATTENTION_NAME)
+        is_native = is_fused and adapter is None and library_for(device, served) is not None
+        if spec is not None and is_native and source.block_types():
+            return *_read_stored(source, config, spec, served, as_numbers=True), None  # one matrix at a time
+        return _read(source, config, spec, served, adapter, ATTENTION_NAME, is_fused=is_fused), None, None
+    read = read_to_quantize(source, config, spec, dtype, adapter, quantize, is_fused=is_fused, attention=ATTENTION_NAME)
     return *read, quantize
 
 
@@ -304,8 +310,8 @@ def adopt(hf: Any, name: str, quantize: str | None = None) -> Model:
         UnsupportedModelError: it cannot be served exactly.
     """
     config, device = hf.config, hf.device  # a native decoder leaves parameters on "meta"
-    refuse_unservable(config, name)
-    kind: Kind = "general" if refusal(config) else "fused"
+    found = refuse_unservable(config, name)
+    kind: Kind = "general" if found.refusal else "fused"
     quantization = check_quantization(quantize, str(hf.dtype).removeprefix("torch."))
     quantization = None if quantization == UNQUANTIZED else quantization
     maker = None if quantization is None else QuantizedMaker(quantization, None, {}, hf.dtype)
@@ -314,7 +320,7 @@ def adopt(hf: Any, name: str, quantize: str | None = None) -> Model:
         if kind == "general":
             hf.set_attn_implementation(ATTENTION_NAME)
         hf.set_experts_implementation("eager")
-        model = _assemble(hf, name, frozenset(), kind, maker)
+        model = _assemble(hf, name, frozenset(), kind, maker, spec=found.served)
         model.quantize = quantization
         is_finite = probe(model)
     except _COMPUTING as error:
@@ -334,16 +340,18 @@ def _assemble(
     maker: QuantizedMaker | StoredMaker | None = None,
     tokens: tuple[int, ...] | None = None,
     kv_cache_dtype: str = AUTO,
+    *,
+    spec: DecoderSpec | None,
 ) -> Model:
     """Make the Model of a loaded Transformers model. tokens: the part of the vocabulary that it proposes; None: all of
-    it."""
+    it. spec: of the fused decoder's."""
     config = hf.config
     num_parameters = sum(p.numel() for p in hf.parameters())
     dtype, device = hf.dtype if maker is None else maker.dtype, hf.device
     library = library_for(device, dtype)
     output_tokens = None if tokens is None else torch.tensor(tokens, device=device)
     model = Model(
-        make_decoder(hf, dtype, kind, maker, output_tokens, kv_cache_dtype),
+        make_decoder(hf, dtype, kind, maker, output_tokens, kv_cache_dtype, spec=spec),
         name=name,
         vocab_size=config.vocab_size,
         context_length=context_length(config),
@@ -386,6 +394,7 @@ def served_dtype(source: ModelSource, dtype: str, *, is_quantized: bool) -> torc
 def read_to_quantize(
     source: ModelSource,
     config: Any,
+    spec: DecoderSpec | None,
     dtype: str,
     adapter: str | Path | None,
     quantization: Quantization,
@@ -395,46 +404,48 @@ def read_to_quantize(
 ) -> tuple[Any, QuantizedMaker]:
     """Return the Transformers model of a source, and the maker of its quantized layers.
 
-    dtype: of all that is not quantized (`served_dtype`).
+    spec: of the configuration. dtype: of all that is not quantized (`served_dtype`).
     is_fused: it is for the fused decoder. Its matrices are placeholders then, and read one by one by the maker. Those
         of other models, and of models with an adapter, are there as float32; all other parameters are of `dtype`.
     """
     number_format = served_dtype(source, dtype, is_quantized=True)
-    stored = None if adapter is not None else source.quantized_weight(config)  # with an adapter, they are others
-    if is_fused and adapter is None:
-        checkpoint, _ = counted(source.checkpoint(config, torch.float32), source.name)
-        checkpoint = replace(checkpoint, unread=streamed(checkpoint.slices, config))
-        model = _modules(source, config, checkpoint, number_format, attention, is_fused=True)
-        numbers = stored_numbers(checkpoint.slices, config)
+    stored = None if adapter is not None else source.quantized_weight(spec)  # with an adapter, they are others
+    if is_fused and spec is not None and adapter is None:
+        checkpoint, _ = counted(source.checkpoint(config, torch.float32, spec), source.name)
+        checkpoint = replace(checkpoint, unread=streamed(checkpoint.slices, config, spec))
+        model = _modules(source, config, spec, checkpoint, number_format, attention, is_fused=True)
+        numbers = stored_numbers(checkpoint.slices, config, spec)
         return model, QuantizedMaker(quantization, stored, numbers, number_format)
     wide = torch.promote_types(number_format, torch.float32)
-    model = _read(source, config, wide, adapter, None if is_fused else attention)
-    leave = {f"{path}.weight" for path in matrices(model, is_fused)}
-    return rounded(model, number_format, leave), QuantizedMaker(quantization, stored, {}, number_format)
+    model = _read(source, config, spec, wide, adapter, None if is_fused else attention)
+    leave = {f"{path}.weight" for path in matrices(model, spec if is_fused else None)}
+    return rounded(model, number_format, spec, leave), QuantizedMaker(quantization, stored, {}, number_format)
 
 
 def _read_stored(
     source: ModelSource,
     config: Any,
+    spec: DecoderSpec,
     number_format: torch.dtype,
     *,
     as_numbers: bool = False,
 ) -> tuple[Any, StoredMaker]:
     """Return the modules of a model whose matrices are placeholders, and the maker of its layers, which reads these one
     by one as the files have them, or `as_numbers`. number_format: of everything else."""
-    checkpoint, reading = counted(source.checkpoint(config, number_format), source.name)
-    unread = replace(checkpoint, unread=streamed(checkpoint.slices, config))
-    model = _modules(source, config, unread, number_format, ATTENTION_NAME, is_fused=True)
+    checkpoint, reading = counted(source.checkpoint(config, number_format, spec), source.name)
+    unread = replace(checkpoint, unread=streamed(checkpoint.slices, config, spec))
+    model = _modules(source, config, spec, unread, number_format, ATTENTION_NAME, is_fused=True)
     library = library_for(model.device, number_format)
     assert library is not None  # `mixture_as_stored`
-    numbers = stored_numbers(checkpoint.slices, config)
-    blocks = (lambda name: None) if as_numbers else source.blocks(config)
+    numbers = stored_numbers(checkpoint.slices, config, spec)
+    blocks = (lambda name: None) if as_numbers else source.blocks(spec)
     return model, StoredMaker(source.name, library, blocks, numbers, number_format, reading.count)
 
 
 def _read(
     source: ModelSource,
     config: Any,
+    spec: DecoderSpec | None,
     number_format: torch.dtype,
     adapter: str | Path | None,
     attention: str | None = None,
@@ -445,17 +456,18 @@ def _read(
     without one, its parameters alone."""
 
     def in_format(dtype: torch.dtype) -> Any:
-        checkpoint, _ = counted(source.checkpoint(config, dtype), source.name)
+        checkpoint, _ = counted(source.checkpoint(config, dtype, spec), source.name)
         if is_fused and adapter is not None:
-            return _modules(source, config, checkpoint, dtype, None, is_fused=False)
-        return _modules(source, config, checkpoint, dtype, attention, is_fused=is_fused)
+            return _modules(source, config, spec, checkpoint, dtype, None, is_fused=False)
+        return _modules(source, config, spec, checkpoint, dtype, attention, is_fused=is_fused)
 
-    return with_adapter(in_format, number_format, adapter, source.name)
+    return with_adapter(in_format, number_format, adapter, source.name, spec)
 
 
 def _modules(
     source: ModelSource,
     config: Any,
+    spec: DecoderSpec | None,
     checkpoint: Checkpoint,
     dtype: torch.dtype,
     attention: str | None,
@@ -464,8 +476,8 @@ def _modules(
 ) -> Any:
     """Return `FusedModules` where forerun's fused decoder computes and they hold what it needs, else the Transformers
     model. attention: the name of forerun's; None: Transformers computes."""
-    if is_fused and attention is not None:
-        found = read_fused(source.name, config, checkpoint, dtype)
+    if is_fused and spec is not None and attention is not None:
+        found = read_fused(source.name, config, spec, checkpoint, dtype)
         if found is not None:
             return found
         theirs = source.config()
