@@ -147,8 +147,8 @@ def head_modules(made: HeadLayers, config: DecoderHead, output: Linear) -> tuple
     read_in = made.takes if made.library is None else made.dtype
     root.spec, root.config, root.dtype = spec, config.rope_config, made.takes  # type: ignore[assignment]
     table = torch.empty(config.draft_vocab_size, spec.hidden, device="meta")
-    outer = _parameter(root, f"{spec.base}.{spec.embedding}.weight", table)
-    place(root, spec.head, outer)
+    outer = _parameter(root, f"{spec.base}.{spec.embeddings.module}.weight", table)
+    place(root, spec.output.module, outer)
     place(root, f"{spec.base}.{spec.layer_list}", nn.ModuleList(nn.Module() for _ in spec.layers))
     for name, tensor in made.head.tensors.items():
         if name.startswith(("layers.", "midlayer.")) or name == "norm.weight":
