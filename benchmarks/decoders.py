@@ -178,7 +178,8 @@ def main() -> None:
     with TemporaryDirectory() as root:
         for family in options.families:
             folder = Path(root) / "family" / family
-            num_kv_heads = spec_of(write_model(family, folder)).num_kv_heads
+            attention = spec_of(write_model(family, folder)).attention
+            num_kv_heads = 1 if attention is None else attention.num_kv_heads
             llama, found = Path(root) / f"llama-{num_kv_heads}", []
             if not llama.exists():
                 write_model("llama", llama, num_key_value_heads=num_kv_heads)

@@ -17,7 +17,7 @@ from forerun.kernels.cpu.library import (
 
 RENAMED: dict[str, str] = {}
 """Name in the golden files -> name today, such as "recurrence.mixed": "recurrence.in_proj" for a field of a structure,
-"spec.recurrence.num_taps" for one of a spec, "kind.MXFP4" for a weight's format."""
+"kind.MXFP4" for a weight's format. `meaning.py` has those of a spec."""
 
 MODEL, LAYER, RECURRENCE, EXPERTS, LATENT, LINEAR = (
     *(ModelStruct, LayerStruct, RecurrenceStruct, ExpertsStruct, LatentStruct, LinearStruct),
@@ -31,7 +31,7 @@ BELOW: dict[str, tuple[str, type[ctypes.Structure]]] = {
 
 
 def golden_name(of: str, name: str) -> str:
-    """Return the name in the golden files. of: "layer", "experts", "spec", "kind" and the like."""
+    """Return the name in the golden files. of: "layer", "experts", "kind" and the like."""
     now = f"{of}.{name}"
     return next((old for old, new in RENAMED.items() if new == now), now).partition(".")[2]
 

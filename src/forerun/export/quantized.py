@@ -28,7 +28,6 @@ from forerun.export.files import (
 )
 from forerun.models import find_tokenizer
 from forerun.models.fused.experts import take_experts_apart
-from forerun.models.fused.families import refusal, spec_of
 from forerun.models.linear import Part
 from forerun.models.loading.configuration import context_length, refuse_unservable
 from forerun.models.loading.find_source import find_source
@@ -37,6 +36,7 @@ from forerun.models.loading.quantized_tensors import tensors_of
 from forerun.models.loading.source import ModelSource, Quantization
 from forerun.models.loading.transformers_modules import quietly
 from forerun.models.loading.weight_maker import LAYOUT, METHOD, WeightMaker, matrices, outer_modules
+from forerun.models.spec.decoder import DecoderSpec
 from forerun.models.weight_plan import WeightPlan
 from forerun.utils.files import whole_folder, write_bytes, write_json
 from forerun.utils.foreign_errors import REMEDY
@@ -78,16 +78,15 @@ def export_quantized(
     measured, tokenizer = cost() if cost is not None else NOT_MEASURED, find_tokenizer(model, adapter)
     source = find_source(model)
     config = source.config()
-    refuse_unservable(config, source.name)
-    is_fused = refusal(config) is None
-    loaded, maker = _read(source, config, quantize, adapter, is_fused=is_fused)
+    spec = refuse_unservable(config, source.name).served
+    loaded, maker = _read(source, config, spec, quantize, adapter)
     dtype = str(maker.plan.dtype).removeprefix("torch.")
     num_parameters = sum(each.numel() for each in loaded.parameters())
     loaded.config.architectures = [type(loaded).__name__]
-    check_disk_space(out, _nbytes(loaded, quantize, is_fused))
+    check_disk_space(out, _nbytes(loaded, quantize, spec))
     generation = generation_config(source.eos_token_ids(config), tokenizer, source.recommended_sampling())
     with model_folder(out) as (fresh, written):
-        _write_weights(_parts(loaded, maker, is_fused, source.name), fresh, max_shard_bytes)
+        _write_weights(_parts(loaded, maker, spec, source.name), fresh, max_shard_bytes)
         with quietly():
             loaded.config.save_pretrained(fresh)
             generation.save_pretrained(fresh)
@@ -102,38 +101,40 @@ def export_quantized(
 
 
 def _read(
-    source: ModelSource, config: Any, quantize: Quantization, adapter: str | Path | None, *, is_fused: bool
+    source: ModelSource, config: Any, spec: DecoderSpec | None, quantize: Quantization, adapter: str | Path | None
 ) -> tuple[Any, WeightMaker]:
     """Return the modules of a model with an adapter merged and experts apart, and what makes its weights."""
     plan = WeightPlan.of(
-        *(source, config, "auto", torch.device("cpu"), quantize), is_fused=is_fused, has_adapter=adapter is not None
+        *(source, spec, "auto", torch.device("cpu"), quantize),
+        is_fused=spec is not None,
+        has_adapter=adapter is not None,
     )
-    model, maker = WeightReader(source, config, plan, adapter, attention=None).read()
+    model, maker = WeightReader(source, config, spec, plan, adapter, attention=None).read()
     assert maker is not None  # they are quantized
-    if is_fused:
-        take_experts_apart(spec_of(model.config), model)
+    if spec is not None:
+        take_experts_apart(spec, model)
     return model, maker
 
 
-def _nbytes(model: Any, quantize: Quantization, is_fused: bool) -> int:
+def _nbytes(model: Any, quantize: Quantization, spec: DecoderSpec | None) -> int:
     """Estimate the bytes of the saved tensors: quantized values, scales, and unquantized tensors."""
-    outer = outer_modules(model, is_fused)
+    outer = outer_modules(model, spec)
     quantized = {
         f"{path}.weight": _BYTES[8 if module in outer else QUANTISATIONS[quantize][0]]
-        for path, module in matrices(model, is_fused).items()
+        for path, module in matrices(model, spec).items()
     }
     parameters = model.named_parameters()
     return int(sum(each.numel() * quantized.get(name, each.element_size()) for name, each in parameters))
 
 
-def _parts(model: Any, maker: WeightMaker, is_fused: bool, name: str) -> Iterator[dict[str, Tensor]]:
+def _parts(model: Any, maker: WeightMaker, spec: DecoderSpec | None, name: str) -> Iterator[dict[str, Tensor]]:
     """Yield the tensors to save by name, those of one parameter at a time; quantize them lazily."""
     from transformers.pytorch_utils import Conv1D
 
-    found = matrices(model, is_fused)
+    found = matrices(model, spec)
     if not found:
         raise UnsupportedModelError(f"{name} has no linear layers that could be quantized. Serve it as it is.")
-    head, embedding, *inner = outer_modules(model, is_fused)
+    head, embedding, *inner = outer_modules(model, spec)
     for path, module in found.items():
         is_transposed, key = type(module) is Conv1D, f"{path}.weight"
         stored = module.get_parameter("weight")

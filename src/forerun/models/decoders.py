@@ -20,7 +20,7 @@ from forerun.kernels.cpu import is_triton_selected
 from forerun.kernels.cpu.linear import NativeLinear
 from forerun.models.attention.native import NativeAttention
 from forerun.models.fused.decoder import FusedDecoder
-from forerun.models.fused.families import refusal, spec_of
+from forerun.models.fused.families import description_of
 from forerun.models.fused.native import NativeDecoder
 from forerun.models.fused.recurrence import state_layout
 from forerun.models.general import GeneralDecoder
@@ -29,6 +29,7 @@ from forerun.models.loading.configuration import OUTPUT_TOKENS, refuse_unservabl
 from forerun.models.loading.source import ModelSource
 from forerun.models.loading.weight_maker import WeightMaker
 from forerun.models.model import Decoder
+from forerun.models.spec.decoder import DecoderSpec
 from forerun.models.weight_plan import WeightPlan, library_for
 
 Kind = Literal["auto", "fused", "general"]
@@ -36,22 +37,23 @@ Kind = Literal["auto", "fused", "general"]
 
 def llama_refusal(config: Any) -> str | None:
     """Return the reason why a Transformers configuration is not of the Llama family; None if it is."""
-    reason = refusal(config)
-    if reason is None and not spec_of(config).is_llama:
-        reason = f"model type {config.model_type!r} with these options adds to Llama's layers"
-    return reason
+    found = description_of(config)
+    if found.served is not None and not found.served.is_llama:
+        return f"model type {config.model_type!r} with these options adds to Llama's layers"
+    return found.refusal
 
 
-def served_kind(kind: Kind, source: ModelSource, config: Any) -> Kind:
-    """Return "fused" or "general".
+def served_kind(kind: Kind, source: ModelSource, config: Any) -> tuple[Kind, DecoderSpec | None]:
+    """Return "fused" or "general", and the decoder if the first can compute it. A load calls this once: the decoder is
+    handed on from here.
 
     Raises:
         ConfigError: the fused decoder is requested for a model that it does not serve.
         UnsupportedModelError: no decoder serves it, or not with its reduced output vocabulary.
     """
-    refuse_unservable(config, source.name)
-    reason = refusal(config)
-    if kind == "general" and reason is None and state_layout(spec_of(config)) is not None:
+    found = refuse_unservable(config, source.name)
+    reason, spec = found.refusal, found.served
+    if kind == "general" and spec is not None and state_layout(spec) is not None:
         raise UnsupportedModelError(
             f"{source.name} ({config.model_type}) has recurrent layers, which only the fused decoder rolls back. Leave "
             "kind='general' out."
@@ -63,7 +65,9 @@ def served_kind(kind: Kind, source: ModelSource, config: Any) -> Kind:
             f"{source.name} proposes a part of its vocabulary ({OUTPUT_TOKENS} in its configuration), which only the "
             f"fused decoder serves{': ' + reason if reason else ''}. Remove that key to compute all tokens."
         )
-    return ("general" if reason else "fused") if kind == "auto" else kind
+    if kind == "auto":
+        kind = "general" if reason else "fused"
+    return kind, spec
 
 
 def cache_dtype_of(kv_cache_dtype: str, device: torch.device, dtype: torch.dtype) -> torch.dtype:
@@ -97,12 +101,15 @@ def make_decoder(
     maker: WeightMaker | None,
     output_tokens: Tensor | None = None,
     kv_cache_dtype: str = AUTO,
+    *,
+    spec: DecoderSpec | None = None,
 ) -> Decoder:
     """Return the decoder of a loaded Transformers model, on its device. If FORERUN_KERNELS selects Triton, no other
     kernels are used.
 
     Args:
         maker: of its layers; None: its weights are numbers, as they are.
+        spec: of the model that a fused decoder computes.
         output_tokens: int64, those whose rows of the output layer are computed, of the fused decoders only;
             None for all.
         kv_cache_dtype: of `cache_dtype_of`.
@@ -113,26 +120,28 @@ def make_decoder(
     """
     cache_dtype = cache_dtype_of(kv_cache_dtype, hf.device, plan.dtype)
     if is_triton_selected():
-        return _by_triton(hf, plan, maker, output_tokens)
+        return _by_triton(hf, plan, maker, output_tokens, spec)
     if plan.library is None:
-        return FusedDecoder(hf, maker, output_tokens) if plan.is_fused else GeneralDecoder(hf, maker)
+        return FusedDecoder(hf, maker, output_tokens, spec) if plan.is_fused else GeneralDecoder(hf, maker)
     made: Maker | None = maker
     if maker is None and plan.multiplies_floats:
         made = FloatMaker(partial(NativeLinear, plan.library))
     if plan.is_fused:
         assert made is not None
-        return NativeDecoder(hf, plan.library, made, cache_dtype, output_tokens)
+        return NativeDecoder(hf, plan.library, made, cache_dtype, output_tokens, spec)
     return GeneralDecoder(hf, made, NativeAttention(plan.library, plan.dtype, cache_dtype))
 
 
-def _by_triton(hf: Any, plan: WeightPlan, maker: WeightMaker | None, output_tokens: Tensor | None) -> Decoder:
+def _by_triton(
+    hf: Any, plan: WeightPlan, maker: WeightMaker | None, output_tokens: Tensor | None, spec: DecoderSpec | None
+) -> Decoder:
     triton_backend().check_device(hf.device, plan.dtype)
-    if not plan.is_fused or llama_refusal(hf.config) is not None:
+    if spec is None or not plan.is_fused or not spec.is_llama:
         raise UnsupportedModelError(
             f"{KERNELS_VARIABLE} is {TRITON}, but its kernels compute the Llama family (Llama, Mistral, Qwen2, Qwen3), "
             f"not {hf.config.model_type}. Unset {KERNELS_VARIABLE} to compute it in PyTorch."
         )
-    made: Decoder = triton_backend().make_decoder(hf, plan.dtype, maker, output_tokens)
+    made: Decoder = triton_backend().make_decoder(hf, plan.dtype, maker, output_tokens, spec)
     return made
 
 

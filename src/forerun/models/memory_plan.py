@@ -20,7 +20,6 @@ from forerun.models.attention.native import PathPlanner
 from forerun.models.attention.reference import ReferenceAttention
 from forerun.models.decoders import cache_dtype_of, served_kind, triton_backend
 from forerun.models.fused.decoder import attentions_of
-from forerun.models.fused.families import refusal, spec_of
 from forerun.models.fused.options import head_shape
 from forerun.models.fused.recurrence import state_layout
 from forerun.models.general import ATTENTION_NAME
@@ -28,6 +27,9 @@ from forerun.models.loading.configuration import context_length
 from forerun.models.loading.find_source import find_source
 from forerun.models.loading.fused_modules import Numbers, empty_fused
 from forerun.models.loading.transformers_modules import empty_model
+from forerun.models.spec.attention import LatentAttention
+from forerun.models.spec.decoder import DecoderSpec
+from forerun.models.spec.feed_forward import FeedForward
 from forerun.models.weight_plan import PlannedProduct, WeightPlan, check_dtype, check_quantization
 from forerun.utils.device import resolve_device
 
@@ -161,22 +163,24 @@ def model_memory(
     requested = check_quantization(quantize, dtype)
     target_device, source = resolve_device(device), find_source(name)
     config = source.plain_config()
-    is_fused = served_kind("auto", source, config) == "fused"
+    _, spec = served_kind("auto", source, config)
     plan = WeightPlan.of(
-        *(source, config, dtype, target_device, requested), is_fused=is_fused, has_adapter=adapter is not None
+        *(source, spec, dtype, target_device, requested),
+        is_fused=spec is not None,
+        has_adapter=adapter is not None,
     )
-    empty: Any = empty_fused(source.name, config, plan.dtype) if is_fused else None
+    empty: Any = None if spec is None else empty_fused(source.name, config, spec, plan.dtype)
     if empty is None:
         empty = empty_model(source.name, source.config(), plan.dtype, ATTENTION_NAME)
     tokens = source.output_tokens(config)
-    products = plan.products(empty, None if tokens is None else len(tokens))
+    products = plan.products(empty, spec, None if tokens is None else len(tokens))
     kept, loading = weight_nbytes(empty, plan, products)
     kept += triton_backend().step_nbytes(config, plan.dtype) if plan.is_triton else 0
     experts = read = 0
-    if plan.is_native and plan.is_streamed and plan.number_format is not None:
+    if spec is not None and plan.is_native and plan.is_streamed and plan.number_format is not None:
         # of other models, all weights are in memory while they are loaded
         experts = sum(product.nbytes for product in products if product.is_expert)
-        read = _read_share(config, experts)
+        read = _read_share(spec, experts)
     return ModelMemory(
         name=source.name,
         number_format=plan.number_format or str(plan.dtype).removeprefix("torch."),
@@ -184,56 +188,68 @@ def model_memory(
         device=target_device,
         weights=kept,
         loading=loading,
-        planner=_planner(config, plan, cache_dtype_of(kv_cache_dtype, target_device, plan.dtype)),
+        planner=_planner(config, spec, plan, cache_dtype_of(kv_cache_dtype, target_device, plan.dtype)),
         context_length=context_length(config),
         vocab_size=config.vocab_size,
-        width=_row_width(config, is_fused=is_fused),
+        width=_row_width(config, spec),
         experts=experts,
         experts_read=read,
     )
 
 
-def _read_share(config: Any, nbytes: int) -> int:
+def _read_share(spec: DecoderSpec, nbytes: int) -> int:
     """Return the bytes that a token reads of so many of experts."""
-    shape = spec_of(config).experts
-    return 0 if shape is None else nbytes * shape.top // shape.count
+    experts = spec.experts
+    return 0 if experts is None else nbytes * experts.num_experts_per_tok // experts.num_experts
 
 
-def _row_width(config: Any, *, is_fused: bool) -> int:
+def _row_width(config: Any, spec: DecoderSpec | None) -> int:
     """Return the numbers of a row that are held together in the widest layer."""
     residual: int = 4 * config.hidden_size
-    if not is_fused:
+    if spec is None:
         return residual + 2 * (getattr(config, "intermediate_size", None) or residual)
-    spec = spec_of(config)
-    shape = spec.recurrence if state_layout(spec) is not None else None
-    wide = residual + 2 * spec.intermediate + (0 if shape is None else 3 * shape.channels + 2 * shape.wide)
-    if spec.token_inputs is not None:
-        wide += 2 * len(spec.layers) * spec.token_inputs.width
-    if spec.experts is not None:  # rows are copied for each of their experts
-        wide += 2 * spec.experts.top * (spec.hidden + spec.experts.width) + 2 * spec.experts.count
-    return wide if spec.latent is None else wide + 2 * spec.num_heads * sum(spec.cached_widths)
+    inputs, experts, recurrence = spec.embeddings.per_layer, spec.experts, spec.recurrence
+    wide = residual + 2 * _intermediate(config, spec)
+    if recurrence is not None:
+        wide += 3 * recurrence.channels + 2 * recurrence.wide
+    if inputs is not None:
+        wide += 2 * len(spec.layers) * inputs.width
+    if experts is not None:  # rows are copied for each of their experts
+        copied = spec.hidden + experts.moe_intermediate_size
+        wide += 2 * experts.num_experts_per_tok * copied + 2 * experts.num_experts
+    own = spec.attention
+    return wide + 2 * own.num_heads * sum(own.cached_widths) if isinstance(own, LatentAttention) else wide
 
 
-def attention_widths(config: Any) -> tuple[int, int, int, int]:
-    """Return the query heads, key heads, and the widths of a key and of a value as they are cached."""
-    if refusal(config) is None:
-        spec = spec_of(config)
-        return spec.num_heads, spec.num_kv_heads, *spec.cached_widths
+def _intermediate(config: Any, spec: DecoderSpec) -> int:
+    """Return the intermediate numbers of a dense feed-forward layer; of a mixture of experts, those of the expert of
+    all rows, or what the configuration says."""
+    feeds = [layer.feed_forward for layer in spec.layers]
+    if dense := [feed.intermediate_size for feed in feeds if isinstance(feed, FeedForward)]:
+        return dense[0]
+    return (getattr(config, "intermediate_size", None) or 0) if spec.experts is not None else 0
+
+
+def attention_widths(config: Any, spec: DecoderSpec | None) -> tuple[int, int, int, int]:
+    """Return the query heads, key heads, and the widths of a key and of a value as they are cached. spec: of a model
+    that the fused decoder computes."""
+    if spec is not None:
+        own = spec.attention
+        return (1, 1, 2, 2) if own is None else (own.num_heads, own.num_kv_heads, *own.cached_widths)
     heads, kv_heads, width = head_shape(config)
     if getattr(config, "kv_lora_rank", None):  # of multi-head latent attention, what it is expanded to is kept
         return heads, heads, config.qk_nope_head_dim + config.qk_rope_head_dim, config.v_head_dim
     return heads, kv_heads, width, width
 
 
-def _planner(config: Any, plan: WeightPlan, cache_dtype: torch.dtype) -> Planner:
+def _planner(config: Any, spec: DecoderSpec | None, plan: WeightPlan, cache_dtype: torch.dtype) -> Planner:
     """Make the planner that the decoder of such a model makes."""
-    heads, kv_heads, key_width, value_width = attention_widths(config)
+    heads, kv_heads, key_width, value_width = attention_widths(config, spec)
     if kv_heads < 1 or key_width < 1:
         raise UnsupportedModelError(f"a model of {kv_heads} key heads of width {key_width} cannot be served.")
     layer = LayerAttention(kv_heads, max(1, heads // kv_heads), key_width, value_width, AttentionShape(key_width**-0.5))
     layers, states = [layer] * config.num_hidden_layers, None
-    if plan.is_fused:
-        spec = spec_of(config)
+    if spec is not None:
         layers, states = attentions_of(spec), state_layout(spec)
     if plan.is_triton or plan.library is not None:
         device_pages = triton_backend().page_layout(layers, cache_dtype, plan.device) if plan.is_triton else None

@@ -12,6 +12,7 @@ from forerun.models.base import LanguageModel, StandIn
 from forerun.models.fused.decoder import FusedDecoder, Norm
 from forerun.models.general import GeneralDecoder
 from forerun.models.model import Model
+from forerun.models.spec.recurrence import IN_PROJ
 
 
 @runtime_checkable
@@ -65,24 +66,29 @@ def _of_fused(decoder: FusedDecoder) -> Iterator[tuple[str, Tensor]]:
     spec = decoder.spec
     # if quantized, it is finite
     parts: list[tuple[str, object]] = [(spec.embedding_weight, decoder.embedding)]
-    parts.append((f"{spec.base}.{spec.positions}.weight", decoder.positions))
+    parts.append((f"{spec.base}.{spec.embeddings.positions}.weight", decoder.positions))
     parts += decoder.token_parts.items()
     for index, layer in enumerate(decoder.layers):
-        parts.append((f"{spec.base}.{spec.layer_list}.{index}.{spec.layer_scale}", layer.scale))
-        parts.append((f"{spec.base}.{spec.layer_list}.{index}.{spec.curve}", layer.curve))
+        own, path = layer.spec, spec.layer_path(index)
+        parts.append((f"{path}.{own.scalar}", layer.scale))
+        parts.append((f"{path}.{getattr(own.feed_forward, 'xielu', None)}", layer.curve))
         if layer.recurrence is not None:
             numbers = layer.recurrence.numbers
-            parts += [(f"{spec.base}.{spec.layer_list}.{index}.{name}", each) for name, each in numbers.items()]
+            parts += [(f"{path}.{name}", each) for name, each in numbers.items()]
         if layer.latent is not None:
             heads = nn.ModuleList(each for both in layer.latent.heads for each in both if isinstance(each, nn.Module))
-            parts.append((f"{spec.base}.{spec.layer_list}.{index}.{layer.latent.expansion}", heads))
+            parts.append((f"{path}.{layer.latent.kv_b_proj}", heads))
         shared = {"gate": "gate and up"} | ({"query": "query, key and value"} if layer.latent is None else {})
-        shared |= {"mixed": "query, key and value"} if "mixed_key" in spec.modules else {}
+        shared |= {IN_PROJ[0]: "query, key and value"} if IN_PROJ[1] in own.roles else {}
         for role, each in (layer.norms | layer.linears).items():
-            module = spec.modules[role]
+            module = own.module(role)
             name = f"{module} ({shared[role]})" if role in shared else module
-            parts.append((f"{spec.base}.{spec.layer_list}.{index}.{name}", each))
-    for name, part in [*parts, (f"{spec.base}.{spec.norm}", decoder.norm), (spec.head, decoder.lm_head)]:
+            parts.append((f"{path}.{name}", each))
+    for name, part in [
+        *parts,
+        (f"{spec.base}.{spec.output.norm}", decoder.norm),
+        (spec.output.module, decoder.lm_head),
+    ]:
         if isinstance(part, Norm):
             yield f"{name}.weight", part.weight
             if part.bias is not None:

@@ -18,15 +18,15 @@ from forerun.kernels.cpu.library import Library
 from forerun.kernels.cpu.linear import Form, linear_nbytes
 from forerun.kernels.quantize import MADE_FORMS, QuantizedFormat
 from forerun.kernels.torch.linear import can_pack
-from forerun.models.fused.families import spec_in
-from forerun.models.fused.parts import EXPERT, MIXED
-from forerun.models.fused.spec import SHARED, DecoderSpec
 from forerun.models.loading.source import ModelSource, Quantization
+from forerun.models.spec.decoder import DecoderSpec
+from forerun.models.spec.feed_forward import EXPERT, SHARED
+from forerun.models.spec.recurrence import IN_PROJ
 
 Stored = QuantizedFormat | BlockType | None
 """How the files have a matrix; None: as numbers."""
-_TOGETHER = (("query", "key", "value"), ("gate", "up"), MIXED, SHARED[:2], EXPERT[:2])
-"""Roles that are one product; in native decoders those of MIXED alone."""
+_TOGETHER = (("query", "key", "value"), ("gate", "up"), IN_PROJ, SHARED[:2], EXPERT[:2])
+"""Roles that are one product; in native decoders those of IN_PROJ alone."""
 _NATIVE_TYPES = (torch.bfloat16, torch.float32)
 _FLOAT32 = 4
 _PRODUCT = 8
@@ -107,7 +107,7 @@ class PlannedProduct:
 
 def roles_of_products(roles: Sequence[str], *, is_native: bool) -> list[list[str]]:
     """Return the linear layers of a layer by product: those whose outputs one product has, in order."""
-    together = (MIXED,) if is_native else _TOGETHER
+    together = (IN_PROJ,) if is_native else _TOGETHER
     groups = (next((group for group in together if role in group), (role,)) for role in roles)
     return [[role for role in group if role in roles] for group in dict.fromkeys(groups)]
 
@@ -144,7 +144,7 @@ class WeightPlan:
     def of(
         cls,
         source: ModelSource,
-        config: Any,
+        spec: DecoderSpec | None,
         dtype: str,
         device: torch.device,
         quantize: Quantization | None = None,
@@ -155,7 +155,7 @@ class WeightPlan:
         """Plan the weights of a source, which is not read but for its headers.
 
         Args:
-            dtype: a checked name.
+            spec: of its configuration, if the fused decoder can compute it. dtype: a checked name.
             quantize: what the user requests; None: as the files are.
 
         Raises:
@@ -169,11 +169,11 @@ class WeightPlan:
         mixture = None
         is_streamed = is_fused and not has_adapter and (bits is not None or library is not None)
         if bits is not None and not has_adapter:  # with an adapter, the numbers are others
-            stored = source.quantized_format(config)
+            stored = source.quantized_format(spec)
         elif bits is None and is_streamed:
             is_streamed = bool(source.block_types())
             mixture = None if quantize == UNQUANTIZED else source.mixture()
-            stored = _as_numbers if mixture is None else source.block_form(config)
+            stored = _as_numbers if mixture is None or spec is None else source.block_form(spec)
         is_triton = is_fused and is_triton_selected()
         return cls(
             *(number_format, device, is_fused, library, bits, stored, mixture),
@@ -292,33 +292,32 @@ class WeightPlan:
         names = tuple(tuple(each) for each in matrices)
         return PlannedProduct(names, tuple(outputs), inputs, stored, kept, nbytes, is_expert)
 
-    def products(self, model: Any, num_outputs: int | None = None) -> list[PlannedProduct]:
+    def products(self, model: Any, spec: DecoderSpec | None, num_outputs: int | None = None) -> list[PlannedProduct]:
         """Plan all products of a model.
 
         Args:
-            model: its modules, of any numbers.
+            model: its modules, of any numbers. spec: of a model that the fused decoder computes.
             num_outputs: tokens that the output layer is kept for, in rows beside the embedding's; None for all.
         """
-        outer = self._outer_products(model, num_outputs)
-        return outer + (self._layers_products(spec_in(model)) if self.is_fused else self._module_products(model))
+        outer = self._outer_products(model, spec, num_outputs)
+        return outer + (self._module_products(model) if spec is None else self._layers_products(spec))
 
     def _layers_products(self, spec: DecoderSpec) -> list[PlannedProduct]:
         """Plan the products of a fused decoder's layers."""
         found = []
         for index, own in enumerate(spec.layers):
-            path, within = f"{spec.base}.{spec.layer_list}.{index}", spec.within(own)
-            groups = roles_of_products(within.roles(own), is_native=self.is_native)
-            count = 1
-            if own.has_experts and spec.experts is not None:
+            path, count = spec.layer_path(index), 1
+            groups = roles_of_products(own.roles, is_native=self.is_native)
+            if own.experts is not None:
                 groups += roles_of_products(EXPERT, is_native=self.is_native)
-                count = spec.experts.count
+                count = own.experts.num_experts
             for roles in groups:
                 is_expert = roles[0] in EXPERT
                 matrices = [
-                    [f"{path}.{within.module(role, expert)}.weight" for role in roles]
+                    [f"{path}.{own.module(role, expert)}.weight" for role in roles]
                     for expert in range(count if is_expert else 1)
                 ]
-                sizes = list(map(within.out_features, roles)), within.in_features(roles[0])
+                sizes = list(map(own.out_features, roles)), own.in_features(roles[0])
                 found.append(self.product(matrices, *sizes, is_expert=is_expert))
         return found
 
@@ -330,17 +329,16 @@ class WeightPlan:
                 found.append(self.product([[f"{path}.weight"]], [shape[0]], shape[1]))
         return found
 
-    def _outer_products(self, model: Any, num_outputs: int | None) -> list[PlannedProduct]:
+    def _outer_products(self, model: Any, spec: DecoderSpec | None, num_outputs: int | None) -> list[PlannedProduct]:
         """Plan embedding and output layer, and in a fused decoder the inputs that tokens give layers."""
         head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
         named = {module: f"{path}.weight" for path, module in model.named_modules() if module in (head, embedding)}
         found = []
-        if self.is_fused:
-            spec = spec_in(model)
+        if spec is not None:
             found.append(self._table(named[embedding], embedding.weight.shape))
-            if (inputs := spec.token_inputs) is not None:
+            if (inputs := spec.embeddings.per_layer) is not None:
                 width = len(spec.layers) * inputs.width
-                found.append(self._table(spec.token_table, (inputs.count, width)))
+                found.append(self._table(spec.per_layer_table, (inputs.vocab_size, width)))
                 found.append(self.product([[f"{spec.base}.{inputs.product}.weight"]], [width], spec.hidden))
         if head is None:
             return found

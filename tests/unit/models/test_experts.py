@@ -6,6 +6,7 @@ import errno
 import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -21,7 +22,7 @@ from forerun.errors import ModelLoadError, NotEnoughMemoryError
 from forerun.kernels.cpu import linear, native
 from forerun.models import Rows, load_model
 from forerun.models.fused.experts import route
-from forerun.models.fused.parts import Experts
+from forerun.models.spec.feed_forward import Experts
 
 WEIGHTS = "model.safetensors"
 ROUTER = "model.layers.1.block_sparse_moe.gate.weight"
@@ -61,18 +62,23 @@ def test_a_model_without_a_loader_has_its_experts_taken_apart(tmp_path: Path) ->
         assert (logits - expected).norm() < tolerance * expected.norm()
 
 
+def experts(top: int = 2, **options: Any) -> Experts:
+    return Experts(num_experts=4, num_experts_per_tok=top, moe_intermediate_size=8, **options)
+
+
 def test_equal_scores_go_to_the_first_experts_and_groups_bound_the_choice() -> None:
     scores = torch.tensor([[1.0, 1.0, 0.0, 1.0]])
-    assert route(Experts(4, 2, 8), scores, None)[0].tolist() == [[0, 1]]
-    assert route(Experts(4, 1, 8, groups=2, top_groups=1), torch.tensor([[0.0, 5.0, 4.9, 4.9]]), None)[0].item() == 2
-    chosen, shares = route(Experts(4, 2, 8, scoring="sigmoid", scale=3.0), scores, torch.tensor([0.0, 0, 9, 0]))
+    assert route(experts(), scores, None)[0].tolist() == [[0, 1]]
+    assert route(experts(1, n_group=2, topk_group=1), torch.tensor([[0.0, 5.0, 4.9, 4.9]]), None)[0].item() == 2
+    scaled = experts(scoring="sigmoid", routed_scaling_factor=3.0)
+    chosen, shares = route(scaled, scores, torch.tensor([0.0, 0, 9, 0]))
     assert chosen.tolist() == [[2, 0]]
     assert shares.sum().item() == pytest.approx(3.0)
 
 
 def test_shares_of_near_scores() -> None:
-    experts = Experts(4, 2, 8, scoring="sparsemixer", distance=0.5, adds_to_one=False)
-    chosen, shares = route(experts, torch.tensor([[2.0, 4.0, -1.0, 3.0], [-4.0, -1.0, -1.2, -3.0]]), None)
+    sparse = experts(scoring="sparsemixer", distance=0.5, norm_topk_prob=False)
+    chosen, shares = route(sparse, torch.tensor([[2.0, 4.0, -1.0, 3.0], [-4.0, -1.0, -1.2, -3.0]]), None)
     assert chosen.tolist() == [[1, 3], [1, 2]]
     # 2, 3 and 4 are near 4; 2 and 3 near 3. -1.2 and -1 are near -1, and no other is near -1.2
     exact = [[1 / (1 + math.exp(-1) + math.exp(-2)), 1 / (1 + math.exp(-1))], [1 / (1 + math.exp(-0.2)), 1.0]]

@@ -21,7 +21,7 @@ from forerun.errors import UnsupportedModelError
 from forerun.export.quantized import export_quantized
 from forerun.models import Model, Rows, load_model
 from forerun.models.fused.experts import take_experts_apart
-from forerun.models.fused.families import refusal, spec_of
+from forerun.models.fused.families import description_of, refusal, spec_of
 from forerun.models.fused.latent_families import LATENT_FAMILIES
 from forerun.models.loading.find_source import find_source
 from forerun.models.loading.fused_modules import FusedModules, read_fused
@@ -288,7 +288,8 @@ def test_what_is_not_described_is_refused_by_option_and_value(
 @pytest.mark.parametrize("variant", VARIANTS, ids=names)
 def test_parameters_made_without_modelling_code(variant: tuple[str, dict[str, Any]]) -> None:
     theirs = tiny_model(variant[0], **variant[1])
-    ours, spec = FusedModules(theirs.config, torch.float32).state_dict(), spec_of(theirs.config)
+    spec = spec_of(theirs.config)
+    ours = FusedModules(theirs.config, spec, torch.float32).state_dict()
     take_experts_apart(spec, theirs)
     assert {key: each.shape for key, each in ours.items()} == {
         key: each.shape for key, each in theirs.state_dict().items()
@@ -301,7 +302,7 @@ def test_a_position_keeps_its_latent_twice_and_one_rotated_key(family: str, dtyp
     config, model = tiny_config(family), load_model(make_family(family, tmp_path), dtype)
     widths = config.kv_lora_rank + config.qk_rope_head_dim, config.kv_lora_rank
     assert model.new_cache().shapes == [(1, *widths)] * config.num_hidden_layers  # type: ignore[attr-defined]
-    assert attention_widths(config) == (config.num_attention_heads, 1, *widths)
+    assert attention_widths(config, description_of(config).served) == (config.num_attention_heads, 1, *widths)
 
 
 @pytest.mark.parametrize("family", ["gpt2", "falcon", "opt", "granitemoehybrid", "biogpt", *STATE_SPACES])
@@ -322,7 +323,10 @@ def test_keys_that_no_layer_reads(quantize: str | None, tmp_path: Path) -> None:
         tensors[layer.format(2, name)] = tensors[layer.format(1, name)].clone()
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
     config = find_source(folder).plain_config()
-    assert read_fused("it", config, find_source(folder).checkpoint(config, torch.float32), torch.float32) is not None
+    assert (
+        read_fused("it", config, spec_of(config), find_source(folder).checkpoint(config, torch.float32), torch.float32)
+        is not None
+    )
     assert torch.equal(in_parts(load_model(folder, "float32", quantize=quantize), text, [30]), expected)
 
 

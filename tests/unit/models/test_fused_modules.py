@@ -54,7 +54,7 @@ ROTATIONS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", MODELS)
 def test_they_have_transformers_names_and_shapes(name: str) -> None:
     theirs = MODELS[name]()
-    ours = FusedModules(theirs.config, torch.bfloat16)
+    ours = FusedModules(theirs.config, spec_of(theirs.config), torch.bfloat16)
     shapes = {key: tensor.shape for key, tensor in theirs.named_parameters()}
     assert {key: tensor.shape for key, tensor in ours.named_parameters()} == shapes
     assert all(each.is_meta and each.dtype == torch.bfloat16 for each in ours.parameters())

@@ -21,6 +21,7 @@ from forerun.kernels.torch.linear import JoinedLinear
 from forerun.kernels.torch.quantized_linear import QuantizedEmbedding, QuantizedLinear
 from forerun.models import Model, Rows, identity, load_model, number_format
 from forerun.models.fused.decoder import FusedDecoder
+from forerun.models.fused.families import spec_of
 from forerun.models.general import GeneralDecoder
 from forerun.models.loading.find_source import find_source
 from forerun.models.loading.load import WeightReader
@@ -134,8 +135,10 @@ def test_no_float_matrix_is_there_but_the_one_that_is_quantized(
 def test_no_device_holds_float_matrices_either(tmp_path: Path) -> None:
     drawn_llama(tie_word_embeddings=True).save_pretrained(tmp_path)
     source = find_source(tmp_path)
-    plan = WeightPlan.of(source, source.config(), "bfloat16", torch.device("cpu"), "int8", is_fused=True)
-    model, _ = WeightReader(source, source.config(), plan, attention=None).read()
+    config = source.config()
+    spec = spec_of(config)
+    plan = WeightPlan.of(source, spec, "bfloat16", torch.device("cpu"), "int8", is_fused=True)
+    model, _ = WeightReader(source, config, spec, plan, attention=None).read()
     moved = to_device(model, torch.device("meta"))
     assert moved.device.type == "meta" and moved.lm_head.weight is moved.model.embed_tokens.weight
     assert sum(weight.untyped_storage().nbytes() for weight in moved.parameters()) <= 5 * 64 * 2 + 100 * 2

@@ -15,6 +15,7 @@ from forerun.kernels.cpu import native
 from forerun.kernels.cpu.linear import NativeLinear, weight_layout
 from forerun.kernels.quantize import MADE_FORMS
 from forerun.models import load_model
+from forerun.models.fused.families import spec_of
 from forerun.models.fused.native import NativeDecoder
 from forerun.models.loading.find_source import find_source
 from forerun.models.loading.fused_modules import empty_fused
@@ -29,8 +30,9 @@ Q8, INT8, INT4 = BLOCK_TYPES["Q8_0"], MADE_FORMS[8], MADE_FORMS[4]
 def planned(path: Path, dtype: str = "bfloat16", quantize: str | None = None) -> list[PlannedProduct]:
     source = find_source(path)
     config = source.plain_config()
-    plan = WeightPlan.of(source, config, dtype, CPU, quantize, is_fused=True)
-    return plan.products(empty_fused(source.name, config, plan.dtype))
+    spec = spec_of(config)
+    plan = WeightPlan.of(source, spec, dtype, CPU, quantize, is_fused=True)
+    return plan.products(empty_fused(source.name, config, spec, plan.dtype), spec)
 
 
 def check(path: Path, *numbers: str, **options: Any) -> list[PlannedProduct]:
@@ -124,5 +126,5 @@ def test_products_of_a_layer() -> None:
     roles = ["query", "key", "value", "out", "up", "down"]
     assert roles_of_products(roles, is_native=True) == [[role] for role in roles]
     assert roles_of_products(roles, is_native=False) == [roles[:3], ["out"], ["up"], ["down"]]
-    mixed = ["mixed", "mixed_key", "mixed_value"]
+    mixed = ["in_proj_qkv", "in_proj_k", "in_proj_v"]
     assert roles_of_products(mixed, is_native=True) == roles_of_products(mixed, is_native=False) == [mixed]

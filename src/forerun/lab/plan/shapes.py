@@ -12,11 +12,12 @@ import torch
 
 from forerun.config import BUNDLED_MODELS
 from forerun.errors import ConfigError
-from forerun.models.fused.families import refusal, spec_of
+from forerun.models.fused.families import description_of
 from forerun.models.general import ATTENTION_NAME
 from forerun.models.loading.find_source import find_source
 from forerun.models.loading.transformers_modules import empty_model
 from forerun.models.memory_plan import attention_widths
+from forerun.models.spec.decoder import keeps_keys
 from forerun.utils.fields import Checked, option
 
 _COUNT = re.compile(r"(\d+(?:\.\d+)?)\s*([KMBT])", re.IGNORECASE)
@@ -109,12 +110,16 @@ def configured(name: str, config: Any) -> ModelShape:
     experts = sum(size for key, size in sizes.items() if ".experts." in key)
     own = head is not None and head.weight is not embedding.weight
     layers = int(text.num_hidden_layers)
-    heads, kv_heads, *widths = attention_widths(text)
+    spec = description_of(text).served
+    heads, kv_heads, *widths = attention_widths(text, spec)
     cached, mixing = layers * kv_heads * sum(widths), layers * heads * sum(widths)
-    if refusal(text) is None:
-        attending = [(own, spec_of(text).within(own)) for own in spec_of(text).layers if own.attends]
-        cached = sum(each.num_kv_heads * sum(each.cached_widths) for own, each in attending if own.keys_of is None)
-        mixing = sum(each.num_heads * sum(each.cached_widths) for _, each in attending)
+    if spec is not None:
+        cached = mixing = 0
+        for layer in spec.layers:
+            if (attention := layer.attention) is not None:
+                width = sum(attention.cached_widths)
+                cached += attention.num_kv_heads * width if keeps_keys(layer) else 0
+                mixing += attention.num_heads * width
     return ModelShape(
         name,
         sum(sizes.values()),

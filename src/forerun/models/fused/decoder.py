@@ -25,12 +25,14 @@ from forerun.models.base import HiddenStateOutputs, LayerRangeDecoder
 from forerun.models.fused.experts import ExpertLayer, bias_of, router_norm_of, take_apart
 from forerun.models.fused.families import frequencies, spec_in
 from forerun.models.fused.latent import LatentLayer
-from forerun.models.fused.parts import EXPERT
 from forerun.models.fused.recurrence import RecurrentLayer, numbers_of, state_layout
-from forerun.models.fused.spec import DecoderSpec, LayerSpec
 from forerun.models.fused.token_inputs import TokenRows, token_parts
 from forerun.models.linear import FloatMaker, Linear, Maker, Part, at_path, make_linear, of_rows
 from forerun.models.rotation import Rotation, rotate
+from forerun.models.spec.attention import AnyAttention, Attention, LatentAttention
+from forerun.models.spec.decoder import DecoderSpec, keeps_keys
+from forerun.models.spec.feed_forward import EXPERT, AnyFeedForward, Experts, FeedForward
+from forerun.models.spec.layer import LayerSpec, PerLayerInput
 from forerun.models.weight_plan import roles_of_products
 
 _ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
@@ -57,49 +59,62 @@ def curve_of(module: Any) -> Tensor:
     return torch.stack([F.softplus(above), beta + F.softplus(below), beta])
 
 
-def sinks_of(spec: DecoderSpec, layer: Any) -> Tensor | None:
-    """Return the further logit of each head of a layer's attention, [num_heads]."""
-    if spec.sinks is None:
-        return None
-    found: Tensor = at_path(layer, spec.sinks)
-    return found.detach()
+def attention_shape(own: AnyAttention, layer: Any = None) -> AttentionShape:
+    """Return the form of a layer's attention. layer: its modules, for `Attention.sinks`."""
+    if not isinstance(own, Attention):
+        return AttentionShape(own.scale, own.window)
+    sinks = None if own.sinks is None or layer is None else at_path(layer, own.sinks).detach()
+    return AttentionShape(own.scale, own.window, own.softcap, sinks)
 
 
 def attentions_of(spec: DecoderSpec) -> list[LayerAttention]:
     """Return the attention of each layer with keys and values of its own."""
     found = []
-    for own in spec.layers:
-        if own.attends and own.keys_of is None:
-            form, each = AttentionShape(spec.scale, own.window, spec.softcap), spec.within(own)
-            group = each.num_heads // max(1, each.num_kv_heads)
-            found.append(LayerAttention(each.num_kv_heads, group, *each.cached_widths, form))
+    for own in (layer.attention for layer in spec.layers if keeps_keys(layer)):
+        assert own is not None
+        group = own.num_heads // max(1, own.num_kv_heads)
+        found.append(LayerAttention(own.num_kv_heads, group, *own.cached_widths, attention_shape(own)))
     return found
 
 
-def _places(spec: DecoderSpec, device: torch.device) -> Tensor:
+def _places(own: Attention, device: torch.device) -> Tensor:
     """Return where the numbers of a head as the files have it, in order, are in one whose rows are in pairs."""
-    order = spec.head_order(in_pairs=True)
-    return torch.arange(spec.head_dim, device=device) if order is None else order.argsort().to(device)
+    order = own.head_order(in_pairs=True)
+    return torch.arange(own.head_dim, device=device) if order is None else order.argsort().to(device)
 
 
 def parts_of(
-    spec: DecoderSpec, layer: Any, path: str, roles: Iterable[str], *, in_pairs: bool, expert: int = 0
+    own: LayerSpec, layer: Any, path: str, roles: Iterable[str], *, in_pairs: bool, expert: int = 0
 ) -> tuple[list[Part], Tensor | None]:
     """Return the parts of a product that has the outputs of these roles, one after another, and its bias.
 
     Args:
         layer: the modules of a layer. path: of it.
-        in_pairs: as of `DecoderSpec.rows`. expert: whose they are, of the roles of experts.
+        in_pairs: as of `Part.rows` in models/spec/part.py. expert: whose they are, of the roles of experts.
     """
     parts, biases = [], []
     for role in roles:
-        name, rows = spec.module(role, expert), spec.rows(role, in_pairs=in_pairs)
+        of = own.part_of(role)
+        name, rows = of.module(role, expert), of.rows(role, in_pairs=in_pairs)
         module = layer.get_submodule(name)
         rows = None if rows is None else rows.to(module.weight.device)
-        parts.append(Part(f"{path}.{name}.weight", spec.weight(module), rows, spec.is_transposed))
+        parts.append(Part(f"{path}.{name}.weight", own.weight(module), rows, own.is_transposed))
         biases.append(of_rows(module.bias, rows))
     found = [each for each in biases if each is not None]
     return parts, torch.cat(found) if found else None
+
+
+def activated(own: AnyFeedForward, gate: Tensor, up: Tensor) -> Tensor:
+    """Return what a gate and its partner give, [T, width]."""
+    if isinstance(own, Experts) and own.swiglu is not None:
+        alpha, limit = own.swiglu
+        gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+        return gate * sigmoid(gate * alpha) * (up + 1)
+    return _ACTIVATIONS[own.activation](_scaled(own, gate)).mul_(up)
+
+
+def _scaled(own: AnyFeedForward, gate: Tensor) -> Tensor:
+    return gate if own.activation_scale == 1.0 else gate * own.activation_scale
 
 
 @dataclass(slots=True)
@@ -113,8 +128,6 @@ class Norm:
 @dataclass(slots=True)
 class _Layer:
     spec: LayerSpec
-    decoder: DecoderSpec
-    """As it is in this layer."""
     norms: dict[str, Norm]
     """By role."""
     linears: dict[str, Linear]
@@ -123,7 +136,7 @@ class _Layer:
     experts: ExpertLayer | None
     cached: int
     """The place of its keys and values among those that are kept."""
-    form: AttentionShape
+    form: AttentionShape | None
     curve: Tensor | None
     """[3], of `_xielu`."""
     latent: LatentLayer | None
@@ -139,24 +152,31 @@ class FusedDecoder(LayerRangeDecoder):
             copied, so that memory does not hold all of them twice; the model is of no use afterwards.
         maker: of embedding and linear layers; None: of the numbers as they are.
         output_tokens: int64, those whose logits are computed, in this order; None for all.
+        spec: of the model; None: that of its modules or its configuration.
     """
 
-    def __init__(self, model: Any, maker: Maker | None = None, output_tokens: Tensor | None = None) -> None:
+    def __init__(
+        self,
+        model: Any,
+        maker: Maker | None = None,
+        output_tokens: Tensor | None = None,
+        spec: DecoderSpec | None = None,
+    ) -> None:
         maker = maker or FloatMaker()
-        self.spec = spec = spec_in(model)
+        self.spec = spec = spec or spec_in(model)
         base = model.get_submodule(spec.base)
-        table, head_module = base.get_submodule(spec.embedding), getattr(model, spec.head)
+        table, head_module = base.get_submodule(spec.embeddings.module), getattr(model, spec.output.module)
         embedding = Part(spec.embedding_weight, table.weight)
         self.embedding = maker.embedding(embedding)
         self.dtype, self.device = self.embedding.dtype, self.embedding.device
         self.compute_dtype = torch.float64 if self.dtype == torch.float64 else torch.float32
-        self.eps = torch.tensor(spec.eps, dtype=self.compute_dtype, device=self.device)
-        self.embedding_scale = spec.embedding_scale_in(self.dtype)
+        self.eps = torch.tensor(spec.norms.eps, dtype=self.compute_dtype, device=self.device)
+        self.embedding_scale = spec.embeddings.scale_in(self.dtype)
         self.positions: Tensor | None = None
-        if spec.positions is not None:
-            positions = base.get_submodule(spec.positions).weight.detach()
-            self.positions = positions[spec.first_position :].to(self.compute_dtype)
-        self.norm = self._numbers(base, spec.norm, spec.hidden) if spec.norm else None
+        if spec.embeddings.positions is not None:
+            positions = base.get_submodule(spec.embeddings.positions).weight.detach()
+            self.positions = positions[spec.embeddings.first_position :].to(self.compute_dtype)
+        self.norm = self._numbers(base, spec.output.norm, spec.hidden) if spec.output.norm else None
         is_tied = head_module.weight is table.weight
         head = embedding if is_tied else Part(spec.head_weight, head_module.weight)
         self.lm_head = maker.linear(
@@ -170,7 +190,7 @@ class FusedDecoder(LayerRangeDecoder):
         self.attention = ReferenceAttention(self.dtype)
         self.layers: list[_Layer] = []
         for index, (layer, own) in enumerate(zip(base.get_submodule(spec.layer_list), spec.layers, strict=True)):
-            self.layers.append(self._rearranged(layer, f"{spec.base}.{spec.layer_list}.{index}", own, maker))
+            self.layers.append(self._rearranged(layer, spec.layer_path(index), own, maker))
             layer.to_empty(device="meta")
         self.num_layers = len(self.layers)
         self.planner = self.attention.planner(attentions_of(spec), self.device)
@@ -181,7 +201,7 @@ class FusedDecoder(LayerRangeDecoder):
         """Return what enters the first layer, [T, hidden] (`LayerRangeDecoder.embed`)."""
         x: Tensor = self.embedding[layout.token_ids]
         x = x if self.embedding_scale == 1.0 else x * self.embedding_scale
-        x = self._normed(x, self.norm) if self.spec.norms_embeddings else x
+        x = self._normed(x, self.norm) if self.spec.embeddings.is_normed else x
         return x if self.positions is None else (x + self.positions[layout.positions]).to(x.dtype)
 
     def through(self, x: Tensor, layout: Layout, first: int, last: int, hidden_outputs: HiddenStateOutputs) -> Tensor:
@@ -192,7 +212,9 @@ class FusedDecoder(LayerRangeDecoder):
         for index in range(first, last):
             hidden_outputs.take(index, x)
             x = self.behind_norm(index, x, self._normed(x, self.layers[index].norms.get("input_norm")), layout, turns)
-            x = x if given is None else self._with_token(self.layers[index], x, given[:, index])
+            per_layer = self.layers[index].spec.per_layer_input
+            if given is not None and per_layer is not None:
+                x = self._with_token(self.layers[index], per_layer, x, given[:, index])
             x = x if (scale := self.layers[index].scale) is None else (x * scale).to(x.dtype)
         return x
 
@@ -203,18 +225,21 @@ class FusedDecoder(LayerRangeDecoder):
     def behind_norm(self, index: int, x: Tensor, h: Tensor, layout: Layout, turns: list[Tensor]) -> Tensor:
         """Compute a layer behind its first norm, [T, hidden]. x: what is added to. h: what its attention reads."""
         layer = self.layers[index]
-        attended = self._attended(layer, h, layout, turns) if layer.spec.attends else None
-        fed = self._fed(layer, x) if self.spec.is_parallel else None
-        behind = layer.norms.get("attention_norm")
+        own, feed_forward, behind = layer.spec.attention, layer.spec.feed_forward, layer.norms.get("attention_norm")
+        attended = None if own is None else self._attended(layer, own, h, layout, turns)
+        fed = None
+        if layer.spec.is_parallel and feed_forward is not None:
+            fed = self._fed(layer, feed_forward, x)
         if layer.recurrence is not None:
             recalled = layer.recurrence.forward(h, layout.packed).to(x.dtype)
-            x = self._added(x, layer.linears["mixed_out"], recalled, behind, layer.recurrence.out_scale)
+            x = self._added(x, layer.linears["out_proj"], recalled, behind, layer.recurrence.out_scale)
         if attended is not None:
-            x = self._added(x, layer.linears["out"], attended, behind, self.spec.attention_scale)
-        if layer.spec.feeds:
-            fed = self._fed(layer, x) if fed is None else fed
+            out_scale = own.out_scale if isinstance(own, Attention) else 1.0
+            x = self._added(x, layer.linears["out"], attended, behind, out_scale)
+        if feed_forward is not None:
+            fed = self._fed(layer, feed_forward, x) if fed is None else fed
             down = None if layer.experts is not None else layer.linears["down"]
-            x = self._added(x, down, fed, layer.norms.get("feed_norm"), layer.spec.feed_scale)
+            x = self._added(x, down, fed, layer.norms.get("feed_norm"), feed_forward.out_scale)
         return x
 
     def head(self, x: Tensor, layout: Layout, hidden_outputs: HiddenStateOutputs) -> Tensor:
@@ -225,9 +250,9 @@ class FusedDecoder(LayerRangeDecoder):
         if not layout.num_logits:
             return x.new_empty(0, self.lm_head.out_features)
         logits = self.lm_head.forward(x)
-        if self.spec.logit_scale != 1.0:
-            logits = logits * self.spec.logit_scale
-        return logits if self.spec.logit_softcap is None else softcap(logits, self.spec.logit_softcap)
+        output = self.spec.output
+        logits = logits if output.scale == 1.0 else logits * output.scale
+        return logits if output.softcap is None else softcap(logits, output.softcap)
 
     def embedding_rows(self, token_ids: Tensor) -> Tensor:
         """Return rows of the embedding table, [n, hidden] float32 (`Decoder.embedding_rows`)."""
@@ -237,78 +262,68 @@ class FusedDecoder(LayerRangeDecoder):
         """Return rows of the output layer's weight, [n, hidden] float32 (`Decoder.output_rows`)."""
         return self.lm_head.rows(token_ids)
 
-    def _attended(self, layer: _Layer, h: Tensor, layout: Layout, turns: list[Tensor]) -> Tensor:
-        """Return the mixed values of a layer, [T, heads * D]. h: what its attention reads."""
-        spec, norms = layer.decoder, layer.norms
+    def _attended(self, layer: _Layer, own: AnyAttention, h: Tensor, layout: Layout, turns: list[Tensor]) -> Tensor:
+        """Return what a layer's attention gives, [T, heads * D]. h: what it reads."""
+        turned = None if own.rope is None else turns[own.rope]
+        assert layer.form is not None
         if layer.latent is not None:
-            turned = None if layer.spec.rotation is None else turns[layer.spec.rotation]
             heads_of = layer.latent.enter(h, turned)
             return layer.latent.leave(self.attention.forward(layer.cached, *heads_of, layout, layer.form))
-        rows, heads, rotated = len(h), spec.num_heads, spec.num_heads + spec.num_kv_heads
+        assert isinstance(own, Attention)
+        heads, rotated = own.num_heads, own.num_heads + own.num_kv_heads
         gate = layer.linears.get("attention_gate")
         gates = None if gate is None else gate.forward(h)
-        gates = gates.repeat_interleave(spec.head_dim, 1) if gates is not None and spec.gates_heads else gates
-        h = layer.linears["query"].forward(h).to(self.compute_dtype).view(rows, -1, spec.head_dim)
-        if "value" not in spec.modules and "key" in spec.modules:
-            h = torch.cat([h, h[:, heads:, _places(spec, h.device)]], 1)
-        if not spec.norms_rotated:
-            h = self._normed_heads(spec, h, norms)
-        if layer.spec.rotation is not None:
-            rotate(h[:, :rotated, : spec.rotated], turns[layer.spec.rotation])
-        if spec.norms_rotated:
-            h = self._normed_heads(spec, h, norms)
+        gates = gates.repeat_interleave(own.head_dim, 1) if gates is not None and own.gates_heads else gates
+        h = layer.linears["query"].forward(h).to(self.compute_dtype).view(len(h), -1, own.head_dim)
+        if "value" not in own.modules and "key" in own.modules:
+            h = torch.cat([h, h[:, heads:, _places(own, h.device)]], 1)
+        if not own.norms_rotated:
+            h = self._normed_heads(own, h, layer.norms)
+        if turned is not None:
+            rotate(h[:, :rotated, : own.rotated], turned)
+        if own.norms_rotated:
+            h = self._normed_heads(own, h, layer.norms)
         query, key, value = h[:, :heads], h[:, heads:rotated], h[:, rotated:]
-        if spec.query_growth:
-            periods = (layout.positions // spec.query_period).to(self.compute_dtype)
-            query = query * (1 + spec.query_growth * torch.log1p(periods))[:, None, None]
-        if "key" in spec.modules:
+        if own.query_growth:
+            periods = (layout.positions // own.query_period).to(self.compute_dtype)
+            query = query * (1 + own.query_growth * torch.log1p(periods))[:, None, None]
+        if "key" in own.modules:
             mixed = self.attention.forward(layer.cached, query, key, value, layout, layer.form)
         else:
             mixed = self.attention.attend(layer.cached, query, layout, layer.form)
         return mixed if gates is None else mixed * sigmoid(gates)
 
-    def _fed(self, layer: _Layer, x: Tensor) -> Tensor:
+    def _fed(self, layer: _Layer, own: AnyFeedForward, x: Tensor) -> Tensor:
         """Return what the last product of the feed-forward layer reads, [T, intermediate]; of a mixture of experts,
         what that gives, [T, hidden]."""
         h = self._normed(x, layer.norms.get("mlp_norm"))
         if layer.experts is not None:
-            mixed, shared = self._mixed(layer, layer.experts, x, h), layer.linears.get("shared_gate")
+            routed, shared = self._routed(layer, layer.experts, x, h), layer.linears.get("shared_gate")
             if shared is None:
-                return mixed
+                return routed
             gate, up = shared.forward(h).chunk(2, 1)
-            own = layer.linears["shared_down"].forward(self._activated(gate, up))
-            own = self._normed(own, layer.norms.get("shared_norm"))
-            return mixed + (own if (switch := layer.experts.switch) is None else own * sigmoid(switch.forward(h)))
+            always = layer.linears["shared_down"].forward(activated(own, gate, up))
+            always = self._normed(always, layer.norms.get("shared_norm"))
+            switch = layer.experts.shared_expert_gate
+            return routed + (always if switch is None else always * sigmoid(switch.forward(h)))
         if "gate" in layer.linears:
-            return self._activated(*layer.linears["gate"].forward(h).chunk(2, 1))
-        act = _ACTIVATIONS[self.spec.activation] if layer.curve is None else partial(_xielu, curve=layer.curve)
-        return act(self._scaled(layer.linears["up"].forward(h)))
+            return activated(own, *layer.linears["gate"].forward(h).chunk(2, 1))
+        act = _ACTIVATIONS[own.activation] if layer.curve is None else partial(_xielu, curve=layer.curve)
+        return act(_scaled(own, layer.linears["up"].forward(h)))
 
-    def _with_token(self, layer: _Layer, x: Tensor, given: Tensor) -> Tensor:
+    def _with_token(self, layer: _Layer, own: PerLayerInput, x: Tensor, given: Tensor) -> Tensor:
         """Return x, [T, hidden], with what its tokens give the layer. given: [T, width]."""
-        gate = _ACTIVATIONS[self.spec.activation](layer.linears["token_gate"].forward(x)) * given
-        return self._added(x, layer.linears["token_out"], gate, layer.norms.get("token_norm"), 1.0)
+        gate, projection = own.ROLES
+        h = _ACTIVATIONS[own.activation](layer.linears[gate].forward(x)) * given
+        return self._added(x, layer.linears[projection], h, layer.norms.get(own.NORMS[0]), 1.0)
 
-    def _mixed(self, layer: _Layer, experts: ExpertLayer, x: Tensor, h: Tensor) -> Tensor:
-        """Return what experts give, [T, hidden]. x: the residual. h: the same behind "mlp_norm"."""
+    def _routed(self, layer: _Layer, experts: ExpertLayer, x: Tensor, h: Tensor) -> Tensor:
+        """Return what the chosen experts give, [T, hidden]. x: the residual. h: the same behind "mlp_norm"."""
         if experts.router_norm is None:
             return experts.forward(h, h)
         scored = rms_norm(x, experts.router_norm, self.eps)
-        mixed = experts.forward(self._normed(x, layer.norms["expert_norm"]), scored)
-        return self._normed(mixed, layer.norms.get("mixed_norm"))
-
-    def _activated(self, gate: Tensor, up: Tensor) -> Tensor:
-        """Return what a gate and its partner give, [T, width]."""
-        if self.spec.activation == "clamped_swiglu":
-            assert self.spec.experts is not None
-            assert self.spec.experts.curve is not None
-            alpha, limit = self.spec.experts.curve
-            gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
-            return gate * sigmoid(gate * alpha) * (up + 1)
-        return _ACTIVATIONS[self.spec.activation](self._scaled(gate)).mul_(up)
-
-    def _scaled(self, gate: Tensor) -> Tensor:
-        return gate if self.spec.activation_scale == 1.0 else gate * self.spec.activation_scale
+        routed = experts.forward(self._normed(x, layer.norms["expert_norm"]), scored)
+        return self._normed(routed, layer.norms.get("mixed_norm"))
 
     def _added(self, x: Tensor, linear: Linear | None, h: Tensor, norm: Norm | None, factor: float) -> Tensor:
         """Return x + the product of h, normed and scaled, by the decoder's factor and this one. linear: None where h is
@@ -323,31 +338,31 @@ class FusedDecoder(LayerRangeDecoder):
     def _normed(self, x: Tensor, norm: Norm | None) -> Tensor:
         if norm is None:
             return x
-        if self.spec.norm_kind == "rms":
+        if self.spec.norms.kind == "rms":
             return rms_norm(x, norm.weight, self.eps)
         wide = x.to(self.compute_dtype)
-        return F.layer_norm(wide, wide.shape[-1:], norm.weight, norm.bias, self.spec.eps).to(x.dtype)
+        return F.layer_norm(wide, wide.shape[-1:], norm.weight, norm.bias, self.spec.norms.eps).to(x.dtype)
 
-    def _normed_heads(self, spec: DecoderSpec, h: Tensor, norms: Mapping[str, Norm]) -> Tensor:
-        """Return queries, keys and values, [T, heads, D], behind their norms. spec: of the layer."""
+    def _normed_heads(self, own: Attention, h: Tensor, norms: Mapping[str, Norm]) -> Tensor:
+        """Return queries, keys and values, [T, heads, D], behind their norms."""
         if "query_norm" not in norms:
             return h
-        kept = [spec.num_kv_heads] * 2 if "key" in spec.modules else []
-        parts = list(torch.split(h, [spec.num_heads, *kept], 1))
+        kept = [own.num_kv_heads] * 2 if "key" in own.modules else []
+        parts, eps = list(torch.split(h, [own.num_heads, *kept], 1)), self.spec.norms.eps
         for place, role in enumerate(role for role in ("query_norm", "key_norm") if role in norms):
-            part = parts[place].flatten(1) if spec.has_wide_norms else parts[place]
-            normed = F.rms_norm(part, part.shape[-1:], None, spec.eps).mul_(norms[role].weight)
+            part = parts[place].flatten(1) if own.has_wide_norms else parts[place]
+            normed = F.rms_norm(part, part.shape[-1:], None, eps).mul_(norms[role].weight)
             parts[place] = normed.view(parts[place].shape)
-        if spec.norms_values and parts[2:]:
-            parts[2] = F.rms_norm(parts[2], parts[2].shape[-1:], None, spec.eps)
+        if own.norms_values and parts[2:]:
+            parts[2] = F.rms_norm(parts[2], parts[2].shape[-1:], None, eps)
         return torch.cat(parts, 1)
 
     def _numbers(self, parent: Any, name: str, width: int, order: Tensor | None = None) -> Norm:
         """Return the numbers of a norm."""
-        if not self.spec.has_norm_weights:
+        if not self.spec.norms.has_weights:
             return Norm(torch.ones(width, dtype=self.compute_dtype, device=self.device))
         module = parent.get_submodule(name)
-        weight = module.weight.detach().to(self.compute_dtype, copy=True) + self.spec.norm_offset
+        weight = module.weight.detach().to(self.compute_dtype, copy=True) + self.spec.norms.offset
         bias = getattr(module, "bias", None)
         return Norm(
             weight if order is None else weight[order],
@@ -356,7 +371,7 @@ class FusedDecoder(LayerRangeDecoder):
 
     def _token_rows(self, base: Any, maker: Maker) -> TokenRows | None:
         """Return what makes the inputs that tokens give layers."""
-        spec, shape = self.spec, self.spec.token_inputs
+        spec, shape = self.spec, self.spec.embeddings.per_layer
         if shape is None:
             return None
         table, product = token_parts(spec, shape, base)
@@ -370,51 +385,52 @@ class FusedDecoder(LayerRangeDecoder):
         return TokenRows(shape, lambda token_ids: rows[token_ids], linear, partial(self._normed, norm=norm), self.dtype)
 
     def _rearranged(self, layer: Any, path: str, own: LayerSpec, maker: Maker) -> _Layer:
-        spec, roles = self.spec.within(own), self.spec.roles(own)
+        roles = own.roles
 
         def linear(*wanted: str) -> Linear:
             """Make the layer of these roles; the rows of queries and keys are paired."""
-            return maker.linear(*parts_of(spec, layer, path, wanted, in_pairs=True))
+            return maker.linear(*parts_of(own, layer, path, wanted, in_pairs=True))
 
         def norm(role: str) -> Norm:
-            return self._numbers(layer, spec.modules[role], spec.norm_width(role), spec.norm_order(role, in_pairs=True))
+            return self._numbers(layer, own.module(role), own.norm_width(role), own.norm_order(role, in_pairs=True))
 
         linears = {each[0]: linear(*each) for each in roles_of_products(roles, is_native=False)}
-        recurrence, shape = None, spec.recurrence
-        if own.is_recurrent and shape is not None:
-            numbers = numbers_of(shape, layer)
-            recurrence = RecurrentLayer(shape, len(self.layers), numbers, linears, self.compute_dtype)
-        norms, latent = {role: norm(role) for role in spec.norms(own)}, None
-        if spec.latent is not None and own.attends:
-            latent = LatentLayer(spec, layer, linears, {role: each.weight for role, each in norms.items()}, self.dtype)
+        norms = {role: norm(role) for role in own.all_norms}
+        recurrence = latent = curve = None
+        if own.recurrence is not None:
+            numbers = numbers_of(own.recurrence, layer)
+            recurrence = RecurrentLayer(own.recurrence, len(self.layers), numbers, linears, self.compute_dtype)
+        if isinstance(own.attention, LatentAttention):
+            weights = {role: each.weight for role, each in norms.items()}
+            latent = LatentLayer(own.attention, layer, linears, weights, self.dtype)
+        if isinstance(own.feed_forward, FeedForward) and own.feed_forward.xielu is not None:
+            curve = curve_of(layer.get_submodule(own.feed_forward.xielu)).to(self.eps)
         return _Layer(
             spec=own,
-            decoder=spec,
             norms=norms,
             linears=linears,
             recurrence=recurrence,
-            experts=self._experts(layer, path, maker) if own.has_experts else None,
-            cached=spec.cached(len(self.layers)),
-            form=AttentionShape(spec.scale, own.window, spec.softcap, sinks_of(spec, layer)),
-            curve=None if spec.curve is None else curve_of(layer.get_submodule(spec.curve)).to(self.eps),
+            experts=None if own.experts is None else self._experts(layer, path, own, own.experts, maker),
+            cached=self.spec.cached(len(self.layers)),
+            form=None if own.attention is None else attention_shape(own.attention, layer),
+            curve=curve,
             latent=latent,
-            scale=None if spec.layer_scale is None else at_path(layer, spec.layer_scale).to(self.eps),
+            scale=None if own.scalar is None else at_path(layer, own.scalar).to(self.eps),
         )
 
-    def _experts(self, layer: Any, path: str, maker: Maker) -> ExpertLayer:
+    def _experts(self, layer: Any, path: str, own: LayerSpec, shape: Experts, maker: Maker) -> ExpertLayer:
         """Return the experts of a layer. The router's weights stay numbers."""
-        spec, shape = self.spec, self.spec.experts
-        assert shape is not None
-        take_apart(spec, layer, path)
+        take_apart(shape, layer, path)
 
         def linears(*roles: str) -> list[Linear]:
-            each = (parts_of(spec, layer, path, roles, in_pairs=True, expert=index) for index in range(shape.count))
+            indices = range(shape.num_experts)
+            each = (parts_of(own, layer, path, roles, in_pairs=True, expert=index) for index in indices)
             return [maker.linear(*parts) for parts in each]
 
         gate_up, down = (linears(*roles) for roles in roles_of_products(EXPERT, is_native=False))
         router = layer.get_submodule(shape.router)
         reads, bias = torch.promote_types(router.weight.dtype, self.dtype), getattr(router, "bias", None)
-        switch = None if shape.shared_switch is None else layer.get_submodule(shape.shared_switch)
+        switch = None if shape.shared_expert_gate is None else layer.get_submodule(shape.shared_expert_gate)
         return ExpertLayer(
             shape,
             make_linear(router.weight.detach().to(reads), None if bias is None else bias.detach().to(reads)),
@@ -422,9 +438,9 @@ class FusedDecoder(LayerRangeDecoder):
             None if switch is None else make_linear(switch.weight.detach()),
             gate_up,
             down,
-            self._activated,
+            partial(activated, shape),
             reads,
             self.compute_dtype,
-            router_norm_of(spec, layer),
-            None if shape.share_scales is None else at_path(layer, shape.share_scales).detach(),
+            router_norm_of(shape, self.spec.hidden, layer),
+            None if shape.per_expert_scale is None else at_path(layer, shape.per_expert_scale).detach(),
         )

@@ -7,8 +7,8 @@ from typing import Any
 
 from forerun.models.fused.llama_families import cohere, granite, hunyuan
 from forerun.models.fused.options import Difference, biases_of, layer_windows, rotated_share
-from forerun.models.fused.parts import EXPERT, Experts
-from forerun.models.fused.spec import HEAD_NORMS, QKV
+from forerun.models.spec.attention import HEAD_NORMS, QKV
+from forerun.models.spec.feed_forward import EXPERT, Experts
 
 _OF_MIXTRAL = {"block_sparse_moe.": "mlp.", ".w1.": ".gate_proj.", ".w2.": ".down_proj.", ".w3.": ".up_proj."}
 """Names in files, and in Transformers."""
@@ -21,7 +21,11 @@ def mlp(module: str) -> dict[str, str]:
 
 
 def _mixtral(config: Any) -> Difference:
-    experts = Experts(config.num_local_experts, config.num_experts_per_tok, config.intermediate_size)
+    experts = Experts(
+        num_experts=config.num_local_experts,
+        num_experts_per_tok=config.num_experts_per_tok,
+        moe_intermediate_size=config.intermediate_size,
+    )
     return {"experts": experts, "renamed": _OF_MIXTRAL}
 
 
@@ -38,12 +42,12 @@ def experts_of_qwen(config: Any) -> Difference:
         return {}
     shared = getattr(config, "shared_expert_intermediate_size", 0)
     experts = Experts(
-        config.num_experts,
-        config.num_experts_per_tok,
-        config.moe_intermediate_size,
-        shared_width=shared,
-        shared_switch="mlp.shared_expert_gate" if shared else None,
-        adds_to_one=getattr(config, "norm_topk_prob", True),
+        num_experts=config.num_experts,
+        num_experts_per_tok=config.num_experts_per_tok,
+        moe_intermediate_size=config.moe_intermediate_size,
+        shared_intermediate_size=shared,
+        shared_expert_gate="mlp.shared_expert_gate" if shared else None,
+        norm_topk_prob=getattr(config, "norm_topk_prob", True),
     )
     return {"experts": experts, "mixed": mixed_of_qwen(config), "modules": mlp("mlp.shared_expert") if shared else {}}
 
@@ -59,10 +63,10 @@ def _olmoe(config: Any) -> Difference:
         "biases": biases_of(config, "attention_bias"),
         "has_wide_norms": True,
         "experts": Experts(
-            config.num_experts,
-            config.num_experts_per_tok,
-            config.intermediate_size,
-            adds_to_one=config.norm_topk_prob,
+            num_experts=config.num_experts,
+            num_experts_per_tok=config.num_experts_per_tok,
+            moe_intermediate_size=config.intermediate_size,
+            norm_topk_prob=config.norm_topk_prob,
         ),
     }
 
@@ -71,19 +75,19 @@ def experts_of_granite(config: Any) -> Difference:
     """Return the experts of Granite 3 and 4, and the names of files."""
     moe = "block_sparse_moe"
     experts = Experts(
-        config.num_local_experts,
-        config.num_experts_per_tok,
-        config.intermediate_size,
+        num_experts=config.num_local_experts,
+        num_experts_per_tok=config.num_experts_per_tok,
+        moe_intermediate_size=config.intermediate_size,
         router=f"{moe}.router",
-        modules={role: f"{moe}.experts.{{}}.{role[7:]}_proj" for role in EXPERT},
+        experts={role: f"{moe}.experts.{{}}.{role[7:]}_proj" for role in EXPERT},
         stacked=f"{moe}.experts",
-        shared_width=getattr(config, "shared_intermediate_size", 0),
+        shared_intermediate_size=getattr(config, "shared_intermediate_size", 0),
     )
     stacks = {f"{moe}.input_linear.weight": f"{moe}.experts.gate_up_proj"}
     stacks |= {f"{moe}.output_linear.weight": f"{moe}.experts.down_proj", f"{moe}.router.layer.": f"{moe}.router."}
     both = "shared_mlp.input_linear"
     shared = {"shared_gate": both, "shared_up": both, "shared_down": "shared_mlp.output_linear"}
-    return {"experts": experts, "renamed": stacks, "modules": shared if experts.shared_width else {}}
+    return {"experts": experts, "renamed": stacks, "modules": shared if experts.shared_intermediate_size else {}}
 
 
 def _granitemoe(config: Any) -> Difference:
@@ -95,16 +99,23 @@ def corrected(config: Any, count: int, shared: int, **differing: Any) -> Differe
     groups = getattr(config, "n_group", None) or 1
     width = config.moe_intermediate_size
     options = {
-        "bias": f"mlp.gate.{_CORRECTION}",
+        "e_score_correction_bias": f"mlp.gate.{_CORRECTION}",
         "unrounded": True,
         "scoring": "sigmoid",
-        "groups": groups if groups > 1 else 0,
-        "top_groups": config.topk_group if groups > 1 else 0,
-        "adds_to_one": config.norm_topk_prob,
+        "n_group": groups if groups > 1 else 0,
+        "topk_group": config.topk_group if groups > 1 else 0,
+        "norm_topk_prob": config.norm_topk_prob,
         "least_sum": 1e-20,
-        "scale": config.routed_scaling_factor,
+        "routed_scaling_factor": config.routed_scaling_factor,
     }
-    experts = Experts(count, config.num_experts_per_tok, width, shared_width=width * shared, **options, **differing)
+    experts = Experts(
+        num_experts=count,
+        num_experts_per_tok=config.num_experts_per_tok,
+        moe_intermediate_size=width,
+        shared_intermediate_size=width * shared,
+        **options,
+        **differing,
+    )
     return {"experts": experts, "modules": mlp("mlp.shared_experts") if shared else {}}
 
 
@@ -146,11 +157,11 @@ def _ernie4_5_moe(config: Any) -> Difference:
     first, last, step = config.moe_layer_start_index, config.moe_layer_end_index, config.moe_layer_interval
     layers, shared = range(config.num_hidden_layers), config.moe_num_shared_experts
     experts = Experts(
-        config.num_experts,
-        config.num_experts_per_tok,
-        config.moe_intermediate_size,
-        shared_width=config.moe_intermediate_size * shared,
-        bias=f"mlp.gate.moe_statics.{_CORRECTION}",
+        num_experts=config.num_experts,
+        num_experts_per_tok=config.num_experts_per_tok,
+        moe_intermediate_size=config.moe_intermediate_size,
+        shared_intermediate_size=config.moe_intermediate_size * shared,
+        e_score_correction_bias=f"mlp.gate.moe_statics.{_CORRECTION}",
         bias_shape=(1, config.num_experts),
         unrounded=True,
         least_sum=config.moe_norm_min,
@@ -171,11 +182,11 @@ def _hunyuan_v1_moe(config: Any) -> Difference:
     if isinstance(count, list) or isinstance(top, list):
         raise ValueError("layers have different numbers of experts")
     experts = Experts(
-        count,
-        top,
-        config.intermediate_size,
+        num_experts=count,
+        num_experts_per_tok=top,
+        moe_intermediate_size=config.intermediate_size,
         router="mlp.gate.wg",
-        shared_width=config.intermediate_size,
+        shared_intermediate_size=config.intermediate_size,
         unrounded=True,
     )
     found = hunyuan(config)
@@ -184,10 +195,10 @@ def _hunyuan_v1_moe(config: Any) -> Difference:
 
 def _minimax_m2(config: Any) -> Difference:
     experts = Experts(
-        config.num_local_experts,
-        config.num_experts_per_tok,
-        config.intermediate_size,
-        bias=f"mlp.{_CORRECTION}",
+        num_experts=config.num_local_experts,
+        num_experts_per_tok=config.num_experts_per_tok,
+        moe_intermediate_size=config.intermediate_size,
+        e_score_correction_bias=f"mlp.{_CORRECTION}",
         scoring="sigmoid",
     )
     return {
@@ -201,12 +212,12 @@ def _minimax_m2(config: Any) -> Difference:
 
 def _gpt_oss(config: Any) -> Difference:
     experts = Experts(
-        config.num_local_experts,
-        config.num_experts_per_tok,
-        config.intermediate_size,
+        num_experts=config.num_local_experts,
+        num_experts_per_tok=config.num_experts_per_tok,
+        moe_intermediate_size=config.intermediate_size,
         router="mlp.router",
         is_transposed=True,
-        curve=(config.swiglu_alpha, config.swiglu_limit),
+        swiglu=(config.swiglu_alpha, config.swiglu_limit),
     )
     return {
         "experts": experts,
@@ -220,16 +231,16 @@ def _cohere2_moe(config: Any) -> Difference:
     dense = [kind == "dense" for kind in config.mlp_layer_types]
     shared, is_mean = config.num_shared_experts, config.shared_expert_combination_strategy == "average"
     experts = Experts(
-        config.num_experts,
-        config.num_experts_per_tok,
-        config.intermediate_size,
-        shared_width=config.intermediate_size * shared,
+        num_experts=config.num_experts,
+        num_experts_per_tok=config.num_experts_per_tok,
+        moe_intermediate_size=config.intermediate_size,
+        shared_intermediate_size=config.intermediate_size * shared,
         scoring=config.expert_selection_fn,
-        adds_to_one=config.norm_topk_prob or config.expert_selection_fn == "softmax",
+        norm_topk_prob=config.norm_topk_prob or config.expert_selection_fn == "softmax",
     )
     turned_dense = config.prefix_dense_sliding_window_pattern == 1
     windows = layer_windows(config)
-    norms = {"norm_kind": "rms", "eps": config.rms_norm_eps} if config.rms_norm_eps is not None else {}
+    norms: Difference = {"norm_kind": "rms", "eps": config.rms_norm_eps} if config.rms_norm_eps is not None else {}
     return {
         **cohere(config),
         **norms,
@@ -244,13 +255,13 @@ def _cohere2_moe(config: Any) -> Difference:
 
 def _phimoe(config: Any) -> Difference:
     experts = Experts(
-        config.num_local_experts,
-        config.num_experts_per_tok,
-        config.intermediate_size,
+        num_experts=config.num_local_experts,
+        num_experts_per_tok=config.num_experts_per_tok,
+        moe_intermediate_size=config.intermediate_size,
         router="mlp.router",
         scoring="sparsemixer",
         distance=2 * config.router_jitter_noise,
-        adds_to_one=False,
+        norm_topk_prob=False,
     )
     # of scaled rotations it has its own factors, and of experts two, whatever the configuration says
     unserved = ["rope_parameters"] if config.rope_parameters["rope_type"] != "default" else []
@@ -259,7 +270,7 @@ def _phimoe(config: Any) -> Difference:
         "norm_kind": "layer",
         "biases": biases_of(config, "attention_bias") | {"norms"} | ({"head"} if config.lm_head_bias else set()),
         "renamed": {"block_sparse_moe.gate.": "mlp.router.", **_OF_MIXTRAL},
-        "unserved": [*unserved, *(["num_experts_per_tok"] if experts.top != 2 else [])],
+        "unserved": [*unserved, *(["num_experts_per_tok"] if experts.num_experts_per_tok != 2 else [])],
     }
 
 

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from forerun.errors import ModelLoadError
 from forerun.kernels.partition import MIN_ROWS
 from forerun.kernels.torch.elementwise import sigmoid
-from forerun.models.fused.parts import Experts
-from forerun.models.fused.spec import DecoderSpec
 from forerun.models.linear import Linear, at_path, place
+from forerun.models.spec.decoder import DecoderSpec
+from forerun.models.spec.feed_forward import Experts
 
 _STACKED = {"gate_up_proj": ("expert_gate", "expert_up"), "down_proj": ("expert_down",)}
 """Transformers' parameters of all experts, [count, out, in], and the roles that each has."""
@@ -29,33 +29,39 @@ def apart(
     Args:
         take: returns that of an expert and a role.
     """
-    experts, found = spec.experts, dict[str, _Stack]()
+    return dict(stacks) if spec.experts is None else _apart(spec.experts, stacks, take)
+
+
+def _apart(
+    experts: Experts, stacks: Mapping[str, _Stack], take: Callable[[_Stack, int, str], _Stack]
+) -> dict[str, _Stack]:
+    found = dict[str, _Stack]()
     for name, stack in stacks.items():
         path, _, leaf = name.rpartition(".")
         roles = _STACKED.get(leaf.removesuffix("_bias"), ())
-        if experts is None or not roles or not path.endswith(experts.stacked):
+        if not roles or not path.endswith(experts.stacked):
             found[name] = stack
             continue
         layer, kind = path.removesuffix(experts.stacked), "bias" if leaf.endswith("_bias") else "weight"
         for role in roles:
-            for index in range(experts.count):
-                found[f"{layer}{experts.modules[role].format(index)}.{kind}"] = take(stack, index, role)
+            for index in range(experts.num_experts):
+                found[f"{layer}{experts.module(role, index)}.{kind}"] = take(stack, index, role)
     return found
 
 
 def stacked(spec: DecoderSpec) -> dict[str, list[list[str]]]:
     """Return the names of Transformers' parameters of all experts, and the names of the parts of each expert."""
-    experts, found = spec.experts, dict[str, list[list[str]]]()
+    found = dict[str, list[list[str]]]()
     for index, layer in enumerate(spec.layers):
-        if experts is None or not layer.has_experts:
+        if (experts := layer.experts) is None:
             continue
-        path = f"{spec.base}.{spec.layer_list}.{index}."
+        path = f"{spec.layer_path(index)}."
         for leaf, roles in _STACKED.items():
-            for kind in ("weight", "bias") if roles[0] in spec.biases else ("weight",):
+            for kind in ("weight", "bias") if roles[0] in experts.biases else ("weight",):
                 name = f"{path}{experts.stacked}.{leaf}{'_bias' if kind == 'bias' else ''}"
-                modules = [experts.modules[role] for role in roles]
                 found[name] = [
-                    [f"{path}{module.format(expert)}.{kind}" for module in modules] for expert in range(experts.count)
+                    [f"{path}{experts.module(role, expert)}.{kind}" for role in roles]
+                    for expert in range(experts.num_experts)
                 ]
     return found
 
@@ -74,10 +80,11 @@ def part_of(experts: Experts, stack: Tensor, role: str) -> Tensor:
     if role == "expert_down":
         return stack
     place = int(role == "expert_up")
-    return stack[place::2] if experts.is_transposed else stack[place * experts.width :][: experts.width]
+    width = experts.moe_intermediate_size
+    return stack[place::2] if experts.is_transposed else stack[place * width :][:width]
 
 
-def take_apart(spec: DecoderSpec, layer: nn.Module, path: str = "") -> None:
+def take_apart(experts: Experts, layer: nn.Module, path: str = "") -> None:
     """Put linear layers of each expert in place of a module of Transformers that has the parameters of all.
 
     path: of the layer, for messages.
@@ -85,11 +92,9 @@ def take_apart(spec: DecoderSpec, layer: nn.Module, path: str = "") -> None:
     Raises:
         ModelLoadError: the router's weights are not finite: it would choose the first experts, always.
     """
-    experts = spec.experts
-    assert experts is not None
     router = layer.get_submodule(experts.router)
     numbers = [(f"{experts.router}.{name}", each) for name, each in router.named_parameters(recurse=False)]
-    numbers += [(name, at_path(layer, name)) for name in (experts.router_norm, experts.share_scales) if name]
+    numbers += [(name, at_path(layer, name)) for name in (experts.router_norm, experts.per_expert_scale) if name]
     for name, each in numbers:
         if each.device.type != "meta" and not each.isfinite().all():
             raise ModelLoadError(f"{path}.{name} holds NaN or infinity. Save the model anew.")
@@ -97,7 +102,7 @@ def take_apart(spec: DecoderSpec, layer: nn.Module, path: str = "") -> None:
     stacks = {f"{experts.stacked}.{name}": each.detach() for name, each in module.named_parameters(recurse=False)}
     if not stacks:  # they are apart
         return
-    parts = apart(spec, stacks, lambda each, index, role: part_of(experts, each[index], role))
+    parts = _apart(experts, stacks, lambda each, index, role: part_of(experts, each[index], role))
     own, _, leaf = experts.stacked.rpartition(".")
     layer.get_submodule(own).add_module(leaf, nn.Module())
     for name in dict.fromkeys(each.rpartition(".")[0] for each in parts):
@@ -117,8 +122,8 @@ def _linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
 def take_experts_apart(spec: DecoderSpec, model: nn.Module) -> None:
     """Do `take_apart` in all layers of a model."""
     for layer, own in zip(model.get_submodule(f"{spec.base}.{spec.layer_list}").children(), spec.layers, strict=True):
-        if own.has_experts:
-            take_apart(spec, layer)
+        if own.experts is not None:
+            take_apart(own.experts, layer)
 
 
 def route(experts: Experts, scores: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -130,16 +135,16 @@ def route(experts: Experts, scores: Tensor, bias: Tensor | None) -> tuple[Tensor
     if not is_near:
         scores = sigmoid(scores) if experts.scoring == "sigmoid" else scores.softmax(-1)
     ranks = scores if bias is None else scores + bias
-    if experts.groups:
-        groups = ranks.view(len(ranks), experts.groups, -1)
-        sums = groups.topk(min(experts.best, groups.shape[-1]), -1).values.sum(-1)
-        left = sums.sort(dim=-1, descending=True, stable=True).indices[:, experts.top_groups :]
+    if experts.n_group:
+        groups = ranks.view(len(ranks), experts.n_group, -1)
+        sums = groups.topk(min(experts.scores_of_group, groups.shape[-1]), -1).values.sum(-1)
+        left = sums.sort(dim=-1, descending=True, stable=True).indices[:, experts.topk_group :]
         ranks = groups.scatter(1, left[:, :, None].expand(-1, -1, groups.shape[-1]), -torch.inf).view(ranks.shape)
-    chosen = ranks.sort(dim=-1, descending=True, stable=True).indices[:, : experts.top]
+    chosen = ranks.sort(dim=-1, descending=True, stable=True).indices[:, : experts.num_experts_per_tok]
     shares = _near_shares(scores, chosen, experts.distance) if is_near else scores.gather(1, chosen)
-    if experts.adds_to_one:
+    if experts.norm_topk_prob:
         shares = shares / shares.sum(-1, keepdim=True).clamp(min=experts.least_sum)
-    return chosen, shares * experts.scale
+    return chosen, shares * experts.routed_scaling_factor
 
 
 def _near_shares(scores: Tensor, chosen: Tensor, distance: float) -> Tensor:
@@ -156,7 +161,7 @@ class ExpertLayer:
 
     Args:
         router: of rows in the type `reads`. bias: of `route`.
-        switch: of the expert of all rows, whose sigmoid multiplies what that gives.
+        shared_expert_gate: of the expert of all rows, whose sigmoid multiplies what that gives.
         gate_up: of each expert, the outputs of both side by side. down: of each.
         activation: of gate and up, [n, width] each.
         dtype: to choose in.
@@ -168,7 +173,7 @@ class ExpertLayer:
         shape: Experts,
         router: Linear,
         bias: Tensor | None,
-        switch: Linear | None,
+        shared_expert_gate: Linear | None,
         gate_up: Sequence[Linear],
         down: Sequence[Linear],
         activation: Callable[[Tensor, Tensor], Tensor],
@@ -177,7 +182,8 @@ class ExpertLayer:
         router_norm: Tensor | None,
         scales: Tensor | None,
     ) -> None:
-        self._shape, self._router, self.switch, self._reads, self._dtype = shape, router, switch, reads, dtype
+        self._shape, self._router, self._reads, self._dtype = shape, router, reads, dtype
+        self.shared_expert_gate = shared_expert_gate
         self._bias = None if bias is None else bias.to(dtype)
         self.router_norm = None if router_norm is None else router_norm.to(dtype)
         self._scales = None if scales is None else scales.to(dtype)
@@ -201,17 +207,17 @@ class ExpertLayer:
         return (parts * shares[:, :, None]).sum(1).to(h.dtype)
 
 
-def router_norm_of(spec: DecoderSpec, layer: Any) -> Tensor | None:
+def router_norm_of(experts: Experts, hidden: int, layer: Any) -> Tensor | None:
     """Return the weight of the norm of what a router reads, [hidden]; None: it reads what experts do."""
-    if spec.experts is None or spec.experts.router_norm is None:
+    if experts.router_norm is None:
         return None
-    found: Tensor = at_path(layer, spec.experts.router_norm).detach()
-    return found.to(torch.promote_types(found.dtype, torch.float32)) * float(spec.hidden**-0.5)
+    found: Tensor = at_path(layer, experts.router_norm).detach()
+    return found.to(torch.promote_types(found.dtype, torch.float32)) * float(hidden**-0.5)
 
 
 def bias_of(experts: Experts, layer: Any) -> Tensor | None:
     """Return what is added to scores for the choice alone, [count]."""
-    if experts.bias is None:
+    if experts.e_score_correction_bias is None:
         return None
-    found: Tensor = at_path(layer, experts.bias)
+    found: Tensor = at_path(layer, experts.e_score_correction_bias)
     return found.detach().reshape(-1)

@@ -7,8 +7,9 @@ from typing import Any
 from forerun.models.fused.expert_families import mlp
 from forerun.models.fused.llama_families import SANDWICH
 from forerun.models.fused.options import Difference, biases_of, head_shape
-from forerun.models.fused.parts import EXPERT, Experts, TokenInputs
-from forerun.models.fused.spec import FEED, HEAD_NORMS, LLAMA_MODULES
+from forerun.models.spec.attention import HEAD_NORMS
+from forerun.models.spec.decoder import PerLayerInputs
+from forerun.models.spec.feed_forward import EXPERT, FEED, Experts
 
 _MIXTURE = {
     **dict.fromkeys(FEED),
@@ -19,21 +20,21 @@ _MIXTURE = {
 }
 """Modules of a layer whose experts stand beside its own feed-forward layer."""
 _OF_TOKENS = {
-    "token_gate": "per_layer_input_gate",
-    "token_out": "per_layer_projection",
-    "token_norm": "post_per_layer_input_norm",
+    "per_layer_input_gate": "per_layer_input_gate",
+    "per_layer_projection": "per_layer_projection",
+    "post_per_layer_input_norm": "post_per_layer_input_norm",
 }
 
 
 def gemma4(config: Any) -> Difference:
     """Return how Gemma 4 differs."""
-    mixture = {"experts": _experts(config)} if config.enable_moe_block else {}
-    modules: dict[str, str | None] = {**SANDWICH, **HEAD_NORMS, **(_MIXTURE if mixture else {})}
-    inputs = {}
+    mixture: Difference = {"experts": _experts(config)} if config.enable_moe_block else {}
+    modules: dict[str, Any] = {**SANDWICH, **HEAD_NORMS, **(_MIXTURE if mixture else {})}
+    inputs: Difference = {}
     if width := config.hidden_size_per_layer_input:
         modules |= _OF_TOKENS
         names = "embed_tokens_per_layer", "per_layer_model_projection", "per_layer_projection_norm"
-        inputs = {"token_inputs": TokenInputs(width, config.vocab_size_per_layer_input, *names)}
+        inputs = {"per_layer": PerLayerInputs(width, config.vocab_size_per_layer_input, *names)}
     layers = [_layer(config, index, modules) for index in range(config.num_hidden_layers)]
     return {
         "heads": head_shape(config.per_layer_config[config.layer_types[0]]),
@@ -42,7 +43,7 @@ def gemma4(config: Any) -> Difference:
         "biases": biases_of(config, "attention_bias"),
         "norms_values": True,
         "scale": 1.0,
-        "layer_scale": "layer_scalar",
+        "scalar": "layer_scalar",
         "embedding_scale": config.hidden_size**0.5,
         "logit_softcap": config.final_logit_softcapping,
         **mixture,
@@ -50,12 +51,12 @@ def gemma4(config: Any) -> Difference:
     }
 
 
-def _layer(config: Any, index: int, modules: dict[str, str | None]) -> dict[str, Any]:
+def _layer(config: Any, index: int, modules: dict[str, Any]) -> Difference:
     """Return what is otherwise in a layer than in the first. Layers from some on read the keys and values of the last
     layer of their type before these."""
     kind, first_shared = config.layer_types[index], config.num_hidden_layers - config.num_kv_shared_layers
     _, kv_heads, width = shape = head_shape(config.per_layer_config[kind])
-    differing: dict[str, Any] = {}
+    differing: Difference = {}
     if shape != head_shape(config.per_layer_config[config.layer_types[0]]):
         differing = {"num_kv_heads": kv_heads, "head_dim": width, "rotated": width}
     lacking = {"value"} if config.attention_k_eq_v and kind != "sliding_attention" else set()
@@ -65,22 +66,21 @@ def _layer(config: Any, index: int, modules: dict[str, str | None]) -> dict[str,
         lacking = {"key", "value", "key_norm"}
         differing |= {"intermediate": 2 * config.intermediate_size} if config.use_double_wide_mlp else {}
     if lacking:
-        named = {**LLAMA_MODULES, **modules, **dict.fromkeys(lacking)}
-        differing["modules"] = {role: each for role, each in named.items() if each is not None}
-    return {"differing": tuple(differing.items()), "keys_of": keys_of}
+        differing["modules"] = {**modules, **dict.fromkeys(lacking)}
+    return {**differing, "keys_of": keys_of}
 
 
 def _experts(config: Any) -> Experts:
     if config.use_double_wide_mlp and config.num_kv_shared_layers:
         raise ValueError("feed-forward layers of several widths beside experts")
     return Experts(
-        config.num_experts,
-        config.top_k_experts,
-        config.moe_intermediate_size,
+        num_experts=config.num_experts,
+        num_experts_per_tok=config.top_k_experts,
+        moe_intermediate_size=config.moe_intermediate_size,
         router="router.proj",
-        modules={role: f"experts.{{}}.{role[7:]}_proj" for role in EXPERT},
+        experts={role: f"experts.{{}}.{role[7:]}_proj" for role in EXPERT},
         stacked="experts",
-        shared_width=config.intermediate_size,
+        shared_intermediate_size=config.intermediate_size,
         router_norm="router.scale",
-        share_scales="router.per_expert_scale",
+        per_expert_scale="router.per_expert_scale",
     )

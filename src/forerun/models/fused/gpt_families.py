@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from forerun.models.fused.options import Difference, biases_of, head_shape, rotated_share
-from forerun.models.fused.spec import ATTENTION, FEED
+from forerun.models.spec.attention import ATTENTION
+from forerun.models.spec.feed_forward import FEED
 
 
 def _gpt2(config: Any) -> Difference:
@@ -87,7 +88,7 @@ def _opt(config: Any) -> Difference:
     unserved += ["_remove_final_layer_norm"] if config._remove_final_layer_norm else []
     return {
         "modules": names | {"input_norm": "self_attn_layer_norm", "mlp_norm": "final_layer_norm"},
-        "biases": {"norms"} | (ATTENTION | FEED if config.enable_bias else frozenset()),
+        "biases": frozenset({"norms"}) | (ATTENTION | FEED if config.enable_bias else frozenset()),
         "base": "model.decoder",
         "positions": "embed_positions",
         "first_position": 2,
@@ -129,7 +130,7 @@ def _falcon(config: Any) -> Difference:
         "modules": {"query": qkv, "key": qkv, "value": qkv, "out": "self_attention.dense"}
         | {"gate": None, "up": "mlp.dense_h_to_4h", "down": "mlp.dense_4h_to_h"}
         | norms,
-        "biases": {"norms"} | (ATTENTION | FEED if config.bias else frozenset()),
+        "biases": frozenset({"norms"}) | (ATTENTION | FEED if config.bias else frozenset()),
         "base": "transformer",
         "embedding": "word_embeddings",
         "layer_list": "h",

@@ -8,7 +8,7 @@ from typing import Any
 
 from forerun.models.fused.expert_families import behind_dense, corrected, mlp
 from forerun.models.fused.options import Difference, biases_of
-from forerun.models.fused.parts import Experts, Latent
+from forerun.models.spec.feed_forward import Experts
 
 
 def _scale(config: Any, width: int) -> float:
@@ -21,11 +21,13 @@ def _scale(config: Any, width: int) -> float:
 
 def _latent(config: Any) -> Difference:
     attention, entry = "self_attn.", config.q_lora_rank or 0
-    latent = Latent(config.kv_lora_rank, config.v_head_dim, entry)
+    latent = {"kv_lora_rank": config.kv_lora_rank, "v_head_dim": config.v_head_dim, "q_lora_rank": entry}
     modules = (
-        {"query": "q_b_proj", "entry": "q_a_proj", "entry_norm": "q_a_layernorm"} if entry else {"query": "q_proj"}
+        {"query": "q_b_proj", "q_a_proj": "q_a_proj", "q_a_layernorm": "q_a_layernorm"}
+        if entry
+        else {"query": "q_proj"}
     )
-    modules |= {"latent": "kv_a_proj_with_mqa", "latent_norm": "kv_a_layernorm"}
+    modules |= {"kv_a_proj": "kv_a_proj_with_mqa", "kv_a_layernorm": "kv_a_layernorm"}
     width = config.qk_nope_head_dim + config.qk_rope_head_dim
     return {
         "heads": (config.num_attention_heads, 1, width),
@@ -33,7 +35,7 @@ def _latent(config: Any) -> Difference:
         "modules": {role: attention + name for role, name in modules.items()} | {"key": None, "value": None},
         "rotated": config.qk_rope_head_dim,
         "scale": _scale(config, width),
-        "biases": frozenset({"entry", "latent", "out"} if config.attention_bias else ()),
+        "biases": frozenset({"q_a_proj", "kv_a_proj", "out"} if config.attention_bias else ()),
     }
 
 
@@ -41,16 +43,16 @@ def _deepseek_v2(config: Any) -> Difference:
     found, shared, width = _latent(config), config.n_shared_experts or 0, config.moe_intermediate_size
     groups = config.n_group if config.topk_method == "group_limited_greedy" else 0
     experts = Experts(
-        config.n_routed_experts,
-        config.num_experts_per_tok,
-        width,
-        shared_width=width * shared,
+        num_experts=config.n_routed_experts,
+        num_experts_per_tok=config.num_experts_per_tok,
+        moe_intermediate_size=width,
+        shared_intermediate_size=width * shared,
         unrounded=True,
-        groups=groups,
-        top_groups=config.topk_group if groups else 0,
-        best=1,
-        adds_to_one=False,
-        scale=config.routed_scaling_factor,
+        n_group=groups,
+        topk_group=config.topk_group if groups else 0,
+        scores_of_group=1,
+        norm_topk_prob=False,
+        routed_scaling_factor=config.routed_scaling_factor,
     )
     feed = biases_of(config, "mlp_bias")
     return {

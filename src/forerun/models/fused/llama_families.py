@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from forerun.models.fused.options import ACTIVATIONS, Difference, biases_of, head_shape, layer_windows, rotated_share
-from forerun.models.fused.spec import HEAD_NORMS, QKV
+from forerun.models.spec.attention import HEAD_NORMS, QKV
 
 SANDWICH = {
     "attention_norm": "post_attention_layernorm",
@@ -164,7 +164,7 @@ def _seed_oss(config: Any) -> Difference:
 def hunyuan(config: Any) -> Difference:
     """Return how Hunyuan differs."""
     norms = {"query_norm": "self_attn.query_layernorm", "key_norm": "self_attn.key_layernorm"}
-    found = {"modules": norms, "biases": biases_of(config, "attention_bias"), "norms_rotated": True}
+    found: Difference = {"modules": norms, "biases": biases_of(config, "attention_bias"), "norms_rotated": True}
     rope, (_, _, width) = config.rope_parameters, head_shape(config)
     if rope["rope_type"] == "dynamic" and rope.get("alpha"):  # which makes it the same at any length
         theta = rope["rope_theta"] * rope["alpha"] ** (width / (width - 2))
@@ -181,7 +181,7 @@ def _ministral3(config: Any) -> Difference:
 def _apertus(config: Any) -> Difference:
     norms = {"input_norm": "attention_layernorm", "mlp_norm": "feedforward_layernorm"}
     biases, curve = biases_of(config, "attention_bias"), "mlp.act_fn" if config.hidden_act == "xielu" else None
-    return {"modules": {"gate": None} | norms | HEAD_NORMS, "biases": biases, "curve": curve}
+    return {"modules": {"gate": None} | norms | HEAD_NORMS, "biases": biases, "xielu": curve}
 
 
 def _jais2(config: Any) -> Difference:

@@ -42,14 +42,19 @@ from forerun.models.fused.decoder import attentions_of, curve_of, parts_of
 from forerun.models.fused.experts import bias_of, router_norm_of, take_apart
 from forerun.models.fused.families import frequencies, spec_in
 from forerun.models.fused.latent import weights_by_head
-from forerun.models.fused.parts import EXPERT, EXPERT_NORMS, RECURRENT_ROLES
 from forerun.models.fused.recurrence import numbers_of, state_layout
-from forerun.models.fused.spec import LayerSpec
 from forerun.models.fused.token_inputs import TokenRows, token_parts
 from forerun.models.linear import Maker, Part, at_path, of_rows
 from forerun.models.rotation import HalfRotation
+from forerun.models.spec.attention import Attention, LatentAttention
+from forerun.models.spec.decoder import DecoderSpec
+from forerun.models.spec.feed_forward import EXPERT, EXPERT_NORMS, Experts, FeedForward
+from forerun.models.spec.layer import LayerSpec
+from forerun.models.spec.recurrence import RECURRENT_ROLES, Recurrence
 from forerun.models.weight_plan import roles_of_products
 from forerun.types import Cache
+
+_Norms = dict[str, tuple[int | None, int | None]]  # by role, the addresses of weight and bias
 
 
 class NativeDecoder(LayerRangeDecoder):
@@ -61,6 +66,7 @@ class NativeDecoder(LayerRangeDecoder):
         maker: of linear layers that are `NativeLinear`.
         cache_dtype: of keys and values, one of `page_layout.CACHE_FORMATS`.
         output_tokens: int64, those whose logits are computed, in this order; None for all.
+        spec: of the model; None: that of its modules or its configuration.
 
     Attributes:
         library: whose kernels compute it.
@@ -74,17 +80,18 @@ class NativeDecoder(LayerRangeDecoder):
         maker: Maker,
         cache_dtype: torch.dtype = torch.bfloat16,
         output_tokens: Tensor | None = None,
+        spec: DecoderSpec | None = None,
     ) -> None:
-        self.spec = spec = spec_in(model)
+        self.spec = spec = spec or spec_in(model)
         base = model.get_submodule(spec.base)
         self.hidden, self.library = spec.hidden, library
         self._session: NativeDecoderSession | None = None  # the last
         self._kept: dict[str, Tensor | NativeLinear] = {}  # by parameter: the structs below point into their memory
-        self.embedding_scale = spec.embedding_scale_in(model.dtype)
+        self.embedding_scale = spec.embeddings.scale_in(model.dtype)
         self._positions: Tensor | None = None
-        if spec.positions is not None:
-            table = base.get_submodule(spec.positions).weight.detach().float()
-            self._positions = self._kept[f"{spec.base}.{spec.positions}.weight"] = table[spec.first_position :].clone()
+        if (positions := spec.embeddings.positions) is not None:
+            table = base.get_submodule(positions).weight.detach().float()[spec.embeddings.first_position :]
+            self._positions = self._kept[f"{spec.base}.{positions}.weight"] = table.clone()
         self.lm_head, self.embedding = self._outer_layers(model, base, maker, output_tokens)
         self.token_rows = self._token_rows(base, maker, model.dtype)
         rotations = frequencies(model.config, spec)
@@ -100,10 +107,11 @@ class NativeDecoder(LayerRangeDecoder):
         self.planner = self._planner(self.num_layers)
         starts = self.planner.layout.layer_starts
         for index, (layer, own) in enumerate(zip(base.get_submodule(spec.layer_list), spec.layers, strict=True)):
-            self._layers[index] = self._packed(layer, f"{spec.base}.{spec.layer_list}.{index}", own, maker)
-            self._layers[index].keys_at = starts[spec.cached(index)] * cache_dtype.itemsize if own.attends else 0
+            self._layers[index] = self._packed(layer, spec.layer_path(index), own, maker)
+            if own.attention is not None:
+                self._layers[index].keys_at = starts[spec.cached(index)] * cache_dtype.itemsize
             layer.to_empty(device="meta")
-        self.struct = self._model_struct(*self._norm(base, spec.base, spec.norm, spec.hidden))
+        self.struct = self._model_struct(*self._norm(base, spec.base, spec.output.norm, spec.hidden))
 
     def first_part(self, num_outputs: int) -> NativeDecoder:
         """Return a decoder of the first layers, as many as hold every kind of layer that there is (by windows,
@@ -147,7 +155,7 @@ class NativeDecoder(LayerRangeDecoder):
         """Return the bytes of weights that a forward of one row reads: all but the experts of other rows, and an
         embedding that is not the output layer too."""
         unread = 0 if self.embedding is self.lm_head else self.embedding.nbytes
-        unread += 0 if self.spec.token_inputs is None else self._kept[self.spec.token_table].nbytes
+        unread += self._kept[self.spec.per_layer_table].nbytes if self.spec.per_layer_table else 0
         left = sum(experts.count - experts.top for experts in self._experts)
         return sum(kept.nbytes for kept in self._kept.values()) - unread - int(left * self.expert_nbytes)
 
@@ -176,7 +184,7 @@ class NativeDecoder(LayerRangeDecoder):
         [T]."""
         if self.embedding_scale != 1.0:
             x *= self.embedding_scale
-        if self.spec.norms_embeddings:
+        if self.spec.embeddings.is_normed:
             self._normed(self.struct, x)
         return x if self._positions is None else x.add_(self._positions[positions])
 
@@ -248,7 +256,7 @@ class NativeDecoder(LayerRangeDecoder):
         self, model: Any, base: Any, maker: Maker, output_tokens: Tensor | None
     ) -> tuple[NativeLinear, NativeLinear]:
         """Return output layer and embedding, which are the same object if they share their rows for all tokens."""
-        table, head_module = base.get_submodule(self.spec.embedding), getattr(model, self.spec.head)
+        table, head_module = base.get_submodule(self.spec.embeddings.module), getattr(model, self.spec.output.module)
         embedding = Part(self.spec.embedding_weight, table.weight)
         is_tied = head_module.weight is table.weight
         part = embedding if is_tied else Part(self.spec.head_weight, head_module.weight)
@@ -265,14 +273,13 @@ class NativeDecoder(LayerRangeDecoder):
 
     def _token_rows(self, base: Any, maker: Maker, dtype: torch.dtype) -> TokenRows | None:
         """Return what makes the inputs that tokens give layers."""
-        spec, shape = self.spec, self.spec.token_inputs
+        spec, shape = self.spec, self.spec.embeddings.per_layer
         if shape is None:
             return None
         table, product = token_parts(spec, shape, base)
         rows, linear = self._native(maker, [table], is_head=True), self._native(maker, [product])
-        norm = ModelStruct(
-            hidden=shape.width, eps=spec.eps, norm=self._norm(base, spec.base, shape.norm, shape.width)[0]
-        )
+        address, _ = self._norm(base, spec.base, shape.norm, shape.width)
+        norm = ModelStruct(hidden=shape.width, eps=spec.norms.eps, norm=address)
         base.get_submodule(shape.table).to_empty(device="meta")
         return TokenRows(shape, rows.rows, linear, partial(self._normed, norm), dtype)
 
@@ -295,123 +302,121 @@ class NativeDecoder(LayerRangeDecoder):
         )
 
     def _packed(self, layer: Any, path: str, own: LayerSpec, maker: Maker) -> LayerStruct:
-        spec, roles = self.spec.within(own), self.spec.roles(own)
+        norms = _Norms()
 
         def linear(together: list[str]) -> LinearStruct:
-            parts = parts_of(spec, layer, path, together, in_pairs=False)
-            return self._native(maker, *parts, role=together[0]).struct
+            return self._native(maker, *parts_of(own, layer, path, together, in_pairs=False), role=together[0]).struct
 
-        norms = dict[str, tuple[int | None, int | None]]()
-        for role in spec.norms(own):
-            order = spec.norm_order(role, in_pairs=False)
-            norms[role] = self._norm(layer, path, spec.modules[role], spec.norm_width(role), order)
-        made = {each[0]: linear(each) for each in roles_of_products(roles, is_native=True)}
-        latent = self._latent(layer, path, made, norms) if spec.latent is not None and own.attends else None
+        for role in own.all_norms:
+            order = own.norm_order(role, in_pairs=False)
+            norms[role] = self._norm(layer, path, own.module(role), own.norm_width(role), order)
+        made = {each[0]: linear(each) for each in roles_of_products(own.roles, is_native=True)}
+        recurrence = experts = latent = curve = ones = sinks = None
+        if own.recurrence is not None:
+            recurrence = self._recurrence(layer, path, own.recurrence, made)
+        if isinstance(own.attention, LatentAttention):
+            latent = self._latent(layer, path, own.attention, made, norms)
+        if own.experts is not None:
+            experts = self._mixture(layer, path, own, own.experts, maker, norms)
+        if isinstance(own.attention, Attention):
+            sinks = self._at(layer, path, own.attention.sinks)
+            ones = torch.ones(own.attention.head_dim) if own.attention.norms_values else None
+        if isinstance(own.feed_forward, FeedForward) and (xielu := own.feed_forward.xielu) is not None:
+            curve = self._pointer(f"{path}.{xielu}", curve_of(layer.get_submodule(xielu)))
         biases = {"input_norm": "input_bias", "mlp_norm": "mlp_bias"}
         return LayerStruct(
-            window=own.window or 0,
-            rotation=-1 if own.rotation is None else own.rotation,
-            feed_scale=own.feed_scale,
-            experts=self._mixture(layer, path, maker, norms) if own.has_experts else None,
+            experts=experts,
             latent=latent,
-            value_norm=self._pointer(f"{path}.ones", torch.ones(spec.head_dim)) if spec.norms_values else None,
-            output_scale=self._at(layer, path, spec.layer_scale),
-            **fields.heads_fields(spec),
-            sinks=self._at(layer, path, spec.sinks),
-            curve=None
-            if spec.curve is None
-            else self._pointer(f"{path}.{spec.curve}", curve_of(layer.get_submodule(spec.curve))),
-            recurrence=self._recurrence(layer, path, made) if own.is_recurrent else None,
-            **{role: address for role, (address, _) in norms.items()},
+            value_norm=None if ones is None else self._pointer(f"{path}.ones", ones),
+            output_scale=self._at(layer, path, own.scalar),
+            **fields.layer_fields(own, self.spec),
+            sinks=sinks,
+            curve=curve,
+            recurrence=recurrence,
+            **{fields.NAMES.get(role, role): address for role, (address, _) in norms.items()},
             **{biases[role]: bias for role, (_, bias) in norms.items() if role in biases},
-            **{role.removeprefix("shared_"): each for role, each in made.items() if role not in RECURRENT_ROLES},
+            **{fields.NAMES.get(role, role): each for role, each in made.items() if role not in RECURRENT_ROLES},
         )
 
-    def _mixture(self, layer: Any, path: str, maker: Maker, norms: dict[str, tuple[int | None, int | None]]) -> int:
+    def _mixture(self, layer: Any, path: str, own: LayerSpec, shape: Experts, maker: Maker, norms: _Norms) -> int:
         """Keep the structure of a layer's experts, with what `norms` has for it, and return its address. The router's
         weights stay numbers."""
-        spec, shape = self.spec, self.spec.experts
-        assert shape is not None
-        take_apart(spec, layer, path)
+        take_apart(shape, layer, path)
+        count, bias, switch = shape.num_experts, bias_of(shape, layer), shape.shared_expert_gate
 
         def numbers(name: str) -> LinearStruct:
             module = layer.get_submodule(name)
-            bias = getattr(module, "bias", None)
-            made = NativeLinear(self.library, fields.served_numbers(module.weight.detach()), bias)
-            self._kept[f"{path}.{name}.weight"] = made
+            weight = fields.served_numbers(module.weight.detach())
+            self._kept[f"{path}.{name}.weight"] = made = NativeLinear(
+                self.library, weight, getattr(module, "bias", None)
+            )
             return made.struct
 
         def linears(role: str) -> ctypes.Array[LinearStruct]:
-            each = (parts_of(spec, layer, path, [role], in_pairs=False, expert=index) for index in range(shape.count))
+            each = (parts_of(own, layer, path, [role], in_pairs=False, expert=index) for index in range(count))
             made = [self._native(maker, *parts, role=role) for parts in each]
-            found = (LinearStruct * shape.count)(*(linear.struct for linear in made))
+            found = (LinearStruct * count)(*(linear.struct for linear in made))
             self._expert_bytes += sum(linear.nbytes for linear in made)
             if len({(struct.kind, struct.activation_bits) for struct in found}) > 1:
                 raise ValueError(f"the experts of {path} have weights of several forms")
             return found
 
         with expert_memory():
-            arrays, bias = [linears(role) for role in EXPERT], bias_of(shape, layer)
-        curve, scored = None if shape.curve is None else torch.tensor(shape.curve), router_norm_of(spec, layer)
+            arrays = [linears(role) for role in EXPERT]
+        curve = None if shape.swiglu is None else torch.tensor(shape.swiglu)
+        scored = router_norm_of(shape, own.hidden, layer)
         own_norms = {role: norms.pop(role)[0] for role in EXPERT_NORMS if role in norms}
         self._arrays += arrays
-        self._given.append(np.zeros(shape.count, np.int64))
+        self._given.append(np.zeros(count, np.int64))
         self._experts.append(
             ExpertsStruct(
                 numbers(shape.router),
-                LinearStruct() if shape.shared_switch is None else numbers(shape.shared_switch),
+                LinearStruct() if switch is None else numbers(switch),
                 *map(ctypes.addressof, arrays),
-                bias=None if bias is None else self._pointer(f"{path}.{shape.bias}", bias),
+                bias=None if bias is None else self._pointer(f"{path}.{shape.e_score_correction_bias}", bias),
                 curve=None if curve is None else self._pointer(f"{path}.curve", curve),
                 num_read=ctypes.addressof(self._experts_read),
                 num_given=self._given[-1].ctypes.data,
                 router_norm=None if scored is None else self._pointer(f"{path}.{shape.router_norm}", scored),
-                share_scales=self._at(layer, path, shape.share_scales),
+                share_scales=self._at(layer, path, shape.per_expert_scale),
                 **{role.replace("expert_norm", "norm"): address for role, address in own_norms.items()},
                 **fields.experts_fields(shape),
             )
         )
         return ctypes.addressof(self._experts[-1])
 
-    def _latent(
-        self, layer: Any, path: str, made: dict[str, LinearStruct], norms: dict[str, tuple[int | None, int | None]]
-    ) -> int:
+    def _latent(self, layer: Any, path: str, own: LatentAttention, made: dict[str, LinearStruct], norms: _Norms) -> int:
         """Keep the structure of a layer's latents, with what `made` and `norms` have for it, and return its address."""
-        shape = self.spec.latent
-        assert shape is not None
-        name = f"{path}.{shape.expansion}.weight"
+        name = f"{path}.{own.kv_b_proj}.weight"
         arrays = []
-        for what, weight in zip((f"{name} of keys", name), weights_by_head(self.spec, layer), strict=True):
+        for what, weight in zip((f"{name} of keys", name), weights_by_head(own, layer), strict=True):
             width = -(-weight.shape[1] // LANES) * LANES  # all heads in one, each in whole blocks
             together = F.pad(weight, (0, 0, 0, width - weight.shape[1])).reshape(-1, weight.shape[2])
             self._kept[what] = linear = NativeLinear(self.library, fields.served_numbers(together))
             each = (linear.outputs(first, weight.shape[1]) for first in range(0, len(together), width))
             arrays.append((LinearStruct * len(weight))(*each))
         self._arrays += arrays
-        made["key"], entry = made.pop("latent"), made.pop("entry", None)
-        addresses = {role: norms.pop(role)[0] for role in ("latent_norm", "entry_norm") if role in norms}
+        made["key"], entry = made.pop("kv_a_proj"), made.pop("q_a_proj", None)
+        addresses = {role: norms.pop(role)[0] for role in LatentAttention.NORMS if role in norms}
         self._latents.append(
             LatentStruct(
                 LinearStruct() if entry is None else entry,
-                entry_norm=addresses.get("entry_norm"),
-                norm=addresses["latent_norm"],
+                entry_norm=addresses.get("q_a_layernorm"),
+                norm=addresses["kv_a_layernorm"],
                 absorb=ctypes.addressof(arrays[0]),
                 expand=ctypes.addressof(arrays[1]),
-                eps=shape.eps,
+                eps=own.eps,
             )
         )
         return ctypes.addressof(self._latents[-1])
 
-    def _recurrence(self, layer: Any, path: str, linears: Mapping[str, LinearStruct]) -> int:
+    def _recurrence(self, layer: Any, path: str, shape: Recurrence, linears: Mapping[str, LinearStruct]) -> int:
         """Keep the structure of a layer's recurrence, and return its address. linears: by role."""
-        shape = self.spec.recurrence
-        assert shape is not None
-        numbers = numbers_of(shape, layer)
-        names = {"mixed_gate": "gate", "mixed_out": "out"}
+        numbers, names = numbers_of(shape, layer), fields.NAMES
         self._recurrences.append(
             RecurrenceStruct(
-                **{names.get(role, role): linears[role] for role in RECURRENT_ROLES if role in linears},
-                **{name: self._pointer(f"{path}.{name}", each) for name, each in numbers.items()},
+                **{names[role]: linears[role] for role in RECURRENT_ROLES if role in linears},
+                **{names.get(name, name): self._pointer(f"{path}.{name}", each) for name, each in numbers.items()},
                 **fields.recurrence_fields(shape, len(self._recurrences)),
             )
         )
@@ -423,10 +428,10 @@ class NativeDecoder(LayerRangeDecoder):
         """Keep the numbers of a norm, and return the addresses of weight and bias; of no norm, none."""
         if not name:
             return None, None
-        if not self.spec.has_norm_weights:
+        if not self.spec.norms.has_weights:
             return self._pointer(f"{path}.{name}.ones", torch.ones(width)), None
         module, name = parent.get_submodule(name), f"{path}.{name}"
-        weight = module.weight.detach().float() + self.spec.norm_offset
+        weight = module.weight.detach().float() + self.spec.norms.offset
         bias = getattr(module, "bias", None)
         address = None if bias is None else self._pointer(f"{name}.bias", bias)
         return self._pointer(f"{name}.weight", weight if order is None else weight[order]), address

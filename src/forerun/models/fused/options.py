@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, TypedDict
 
-from forerun.models.fused.spec import ATTENTION, FEED, QKV
+from forerun.models.spec.attention import ATTENTION, QKV
+from forerun.models.spec.decoder import PerLayerInputs
+from forerun.models.spec.feed_forward import FEED, Experts
+from forerun.models.spec.recurrence import Recurrence
 
 ACTIVATIONS = {
     "silu": "silu",
@@ -17,12 +21,89 @@ ACTIVATIONS = {
 }
 """Transformers' names of activations, and ours."""
 _ACTIVATION_OPTIONS = ("hidden_act", "hidden_activation", "activation_function", "activation", "mlp_hidden_act")
-Difference = dict[str, Any]
-"""Fields of `DecoderSpec` that differ from Llama's; in "modules", a role that is None is left out. Besides: "turned",
-which layers rotate; "mixed", which have experts, if not all; "feed_scales", `LayerSpec.feed_scale` of each;
-"by_layer", other fields of `LayerSpec` of each;
-"rotated_share", the part of each head that is; "blocks", what layers of a type have, as `LayerSpec` says it; "heads",
-of `head_shape`, where a configuration has none; and "unserved", options that are not described."""
+
+
+class Has(TypedDict, total=False):
+    """Which parts the layers of a type have, where that is not attention and a feed-forward layer."""
+
+    attends: bool
+    is_recurrent: bool
+    feeds: bool
+
+
+class Difference(TypedDict, total=False):
+    """How a family differs from Llama, in fields of parts (`models/spec/`). Those whose names are not the parts' own:
+
+    - modules: of all parts and of layers, by role; None: there is none.
+    - biases: roles of all parts, "norms", "head" and "conv1d", that have a bias.
+    - heads: of `head_shape`, where a configuration has none. rotated_share: the part of each head that is rotated.
+    - rotations: parameters by types of layers. turned: which layers rotate. mixed: which have experts, if not all.
+    - feed_scales: `AnyFeedForward.out_scale` of each layer. blocks: what layers of a type have. norm_owners: which
+      layers have a norm, by a key of `Has`. by_layer: further differences of each layer.
+    - unserved: options that are not described.
+    """
+
+    modules: dict[str, Any]
+    biases: frozenset[str]
+    # attention
+    heads: tuple[int, int, int]
+    num_kv_heads: int
+    head_dim: int
+    scale: float
+    rotated: int
+    rotated_share: float
+    is_interleaved: bool
+    qkv_groups: int
+    softcap: float | None
+    sinks: str
+    keys_of: int | None
+    has_wide_norms: bool
+    norms_rotated: bool
+    norms_values: bool
+    gates_heads: bool
+    query_growth: float
+    query_period: int
+    attention_scale: float
+    latent: Mapping[str, Any]
+    # feed-forward layers and recurrences
+    intermediate: int
+    activation: str
+    activation_scale: float
+    xielu: str | None
+    experts: Experts
+    recurrence: Recurrence
+    # layers
+    turned: Sequence[bool]
+    mixed: Sequence[bool]
+    feed_scales: Sequence[float]
+    blocks: Mapping[str, Has]
+    norm_owners: Mapping[str, str]
+    by_layer: Sequence[Difference]
+    is_parallel: bool
+    is_transposed: bool
+    scalar: str
+    # the decoder
+    rotations: tuple[tuple[str | None, Mapping[str, Any]], ...]
+    turns_back: bool
+    eps: float
+    norm_kind: str
+    norm_offset: float
+    has_norm_weights: bool
+    embedding: str
+    embedding_scale: float
+    norms_embeddings: bool
+    positions: str
+    first_position: int
+    per_layer: PerLayerInputs
+    norm: str
+    head: str
+    logit_scale: float
+    logit_softcap: float | None
+    residual_scale: float
+    base: str
+    layer_list: str
+    renamed: Mapping[str, str]
+    unserved: Sequence[str]
 
 
 NO_ROTATION = {"rope_type": "default", "rope_theta": 10000.0}

@@ -12,9 +12,9 @@ from torch.nn import functional as F
 from forerun.kernels.torch.elementwise import rms_norm, silu
 from forerun.kv_cache.recurrent_state import RowStates, StateLayout
 from forerun.models.attention.base import PackedRows
-from forerun.models.fused.parts import RECURRENT_ROLES, Recurrence
-from forerun.models.fused.spec import DecoderSpec
 from forerun.models.linear import Linear, at_path
+from forerun.models.spec.decoder import DecoderSpec
+from forerun.models.spec.recurrence import RECURRENT_ROLES, Recurrence
 
 _EPS = 1e-6
 """Of the length of queries and keys."""
@@ -22,26 +22,27 @@ _EPS = 1e-6
 
 def state_layout(spec: DecoderSpec) -> StateLayout | None:
     """Return the sizes of a decoder's states; None if no layer is recurrent."""
-    count, shape = sum(layer.is_recurrent for layer in spec.layers), spec.recurrence
-    return StateLayout(count * shape.state_size, count * shape.record_size) if shape is not None and count else None
+    count, shape = sum(layer.recurrence is not None for layer in spec.layers), spec.recurrence
+    return StateLayout(count * shape.state_size, count * shape.record_size) if shape is not None else None
 
 
 def numbers_of(shape: Recurrence, layer: Any) -> dict[str, Tensor]:
-    """Return the parameters of a layer's recurrence, float64 or float32: "taps" [num_taps, channels], and where there
-    are any "taps_bias" [channels], "rate", "step_bias", "skip" [heads] and "norm" [heads * value_width]."""
+    """Return the parameters of a layer's recurrence, float64 or float32: "conv1d" [conv_kernel, channels], and where
+    there are any "conv1d_bias" [channels], "A_log" (as -exp of it), "dt_bias", "D" [heads] and "norm" [heads *
+    value_width]."""
     found: dict[str, Tensor] = {}
-    for name, path in shape.numbers.items():
+    for name, path in shape.parameters.items():
         part = at_path(layer, path)
-        if name == "taps":
-            found[name] = part.weight.detach().reshape(shape.channels, shape.num_taps).T
+        if name == "conv1d":
+            found[name] = part.weight.detach().reshape(shape.channels, shape.conv_kernel).T
             if shape.scales:  # the convolution is linear
                 found[name] = found[name].double() * shape.channel_scales.to(found[name].device)
             if part.bias is not None:
-                found["taps_bias"] = part.bias.detach()
+                found["conv1d_bias"] = part.bias.detach()
         elif name == "norm":
             found[name] = part.weight.detach().repeat(shape.heads if shape.norms_each else 1)
         else:
-            found[name] = -part.detach().double().exp() if name == "rate" else part.detach()
+            found[name] = -part.detach().double().exp() if name == "A_log" else part.detach()
     return found
 
 
@@ -66,7 +67,7 @@ class RecurrentLayer:
         self._linears = linears
         self.out_scale = shape.scale("out")
         self.numbers = {name: each.to(dtype) for name, each in numbers.items()}
-        self._eps = torch.tensor(shape.norm_eps, dtype=dtype, device=numbers["taps"].device)
+        self._eps = torch.tensor(shape.norm_eps, dtype=dtype, device=numbers["conv1d"].device)
 
     def forward(self, h: Tensor, packed: Sequence[PackedRows]) -> Tensor:
         """Return what the product behind the recurrence reads, [T, wide] in the type to compute in.
@@ -77,7 +78,7 @@ class RecurrentLayer:
         shape = self._shape
         linears = {role: self._linears[role] for role in RECURRENT_ROLES[:-1] if role in self._linears}
         given = {role: linear.forward(h).to(self._dtype) for role, linear in linears.items()}
-        mixed = given["mixed"] if shape.heads else given["mixed"] * given["beta"]
+        mixed = given["in_proj_qkv"] if shape.heads else given["in_proj_qkv"] * given["in_proj_b"]
         read = torch.zeros(len(h), shape.wide, dtype=self._dtype, device=h.device)
         for rows in packed:
             states, first = rows.cache.state, rows.first - rows.start
@@ -88,21 +89,24 @@ class RecurrentLayer:
                 rates = () if not shape.heads else self._rates({role: each[row] for role, each in given.items()})
                 read[row], after = self._step(state, mixed[row], *rates)
                 states.after(self._index, first + row, after)
-        gate = given["mixed_gate"]
+        gate = given["in_proj_z"]
         return self._gated(read, gate) if shape.heads else read * gate
 
     def _initial(self, device: torch.device) -> tuple[Tensor, ...]:
-        """Return the state before the first token: inputs [num_taps - 1, channels], matrices [heads, keys, values]."""
+        """Return the state before the first token: inputs [conv_kernel - 1, channels] and matrices [heads, keys,
+        values]."""
         shape = self._shape
-        inputs = torch.zeros(shape.num_taps - 1, shape.channels, dtype=self._dtype, device=device)
+        inputs = torch.zeros(shape.conv_kernel - 1, shape.channels, dtype=self._dtype, device=device)
         return inputs, inputs.new_zeros(shape.heads, shape.key_width, shape.value_width)
 
     def _rates(self, given: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Return what a row keeps of each head's state, and how much it writes, [heads]."""
         shape = self._shape
-        step = F.softplus(given["decay"] * shape.scale("step") + self.numbers["step_bias"]).clamp(*shape.step_limits)
-        decay = (self.numbers["rate"] * step).exp()
-        return decay, given["beta"].sigmoid() * shape.beta_scale if "beta" in given else step
+        step = F.softplus(given["in_proj_a"] * shape.scale("step") + self.numbers["dt_bias"]).clamp(
+            *shape.time_step_limit
+        )
+        decay = (self.numbers["A_log"] * step).exp()
+        return decay, given["in_proj_b"].sigmoid() * shape.beta_scale if "in_proj_b" in given else step
 
     def _step(
         self, state: tuple[Tensor, ...], mixed: Tensor, decay: Tensor | None = None, beta: Tensor | None = None
@@ -110,8 +114,8 @@ class RecurrentLayer:
         """Return what a row reads, [wide], and the state after it."""
         shape, (inputs, matrix) = self._shape, state
         inputs = torch.cat([inputs, mixed[None]])
-        after = (inputs * self.numbers["taps"]).sum(0)
-        after = after + self.numbers["taps_bias"] if "taps_bias" in self.numbers else after
+        after = (inputs * self.numbers["conv1d"]).sum(0)
+        after = after + self.numbers["conv1d_bias"] if "conv1d_bias" in self.numbers else after
         if decay is None or beta is None:
             return after, (inputs[1:], matrix)
         after, starts = silu(after), shape.starts
@@ -127,8 +131,8 @@ class RecurrentLayer:
             written = value - (matrix * key[:, :, None]).sum(1)
         matrix = matrix + key[:, :, None] * (written * beta[:, None])[:, None]
         read = (matrix * query[:, :, None]).sum(1)
-        if "skip" in self.numbers:
-            read = read + value * self.numbers["skip"][:, None]
+        if "D" in self.numbers:
+            read = read + value * self.numbers["D"][:, None]
         return read.reshape(-1), (inputs[1:], matrix)
 
     def _gated(self, read: Tensor, gate: Tensor) -> Tensor:
@@ -138,7 +142,7 @@ class RecurrentLayer:
             read = read * gate
         if "norm" not in self.numbers:
             return read
-        weight = self.numbers["norm"].view(-1, shape.norm_width)
-        parts = read.view(len(read), -1, shape.norm_width)
+        weight = self.numbers["norm"].view(-1, shape.normed_width)
+        parts = read.view(len(read), -1, shape.normed_width)
         read = rms_norm(parts, torch.ones_like(weight[0]), self._eps).mul_(weight).reshape(read.shape)
         return read if shape.gates_first else read * gate

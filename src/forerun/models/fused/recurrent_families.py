@@ -8,15 +8,16 @@ from typing import Any
 
 from forerun.models.fused.expert_families import experts_of_granite, experts_of_qwen
 from forerun.models.fused.llama_families import granite
-from forerun.models.fused.options import NO_ROTATION, Difference, biases_of, head_shape, rotated_share
-from forerun.models.fused.parts import EXPERT, Experts, Recurrence
-from forerun.models.fused.spec import GATED_QUERY, HEAD_NORMS, NORM_OWNERS
+from forerun.models.fused.options import NO_ROTATION, Difference, Has, biases_of, head_shape, rotated_share
+from forerun.models.spec.attention import GATED_QUERY, HEAD_NORMS
+from forerun.models.spec.feed_forward import EXPERT, Experts
+from forerun.models.spec.recurrence import Recurrence
 
 TILED = "linear_heads_are_tiled"
 """Key of forerun's: value heads lie as in llama.cpp's files (`Recurrence.heads_are_tiled`)."""
-_IN, _OUT = ("mixed_gate", "mixed", "decay"), "mixed_out"
+_IN, _OUT = ("in_proj_z", "in_proj_qkv", "in_proj_a"), "out_proj"
 """Roles of the modules of a state space."""
-_ONLY_RECURRENT = {"attends": False, "is_recurrent": True, "feeds": False}
+_ONLY_RECURRENT: Has = {"attends": False, "is_recurrent": True, "feeds": False}
 _FEED_FORWARD = {
     "mlp_norm": "pre_ff_layernorm",
     "gate": "feed_forward.gate_proj",
@@ -32,20 +33,20 @@ def _delta_rule(config: Any, norm: str = "linear_attn.norm", **differing: Any) -
     return Recurrence(
         **{
             "kind": "delta_rule",
-            "num_taps": config.linear_conv_kernel_dim,
+            "conv_kernel": config.linear_conv_kernel_dim,
             "channels": 2 * key_heads * key_width + heads * value_width,
             "heads": heads,
             "key_heads": key_heads,
             "key_width": key_width,
             "value_width": value_width,
             "heads_are_tiled": getattr(config, TILED, False),
-            "numbers": {
-                "taps": "linear_attn.conv1d",
-                "rate": "linear_attn.A_log",
-                "step_bias": "linear_attn.dt_bias",
+            "parameters": {
+                "conv1d": "linear_attn.conv1d",
+                "A_log": "linear_attn.A_log",
+                "dt_bias": "linear_attn.dt_bias",
                 "norm": norm,
             },
-            "norm_width": value_width,
+            "normed_width": value_width,
             "norm_eps": config.rms_norm_eps,
             **differing,
         }
@@ -61,11 +62,11 @@ def _unserved(config: Any, option: str = "hidden_act") -> list[str]:
 def _qwen3_5(config: Any) -> Difference:
     mixture = experts_of_qwen(config) if hasattr(config, "num_experts") else {}
     recurrent = {
-        "mixed": "linear_attn.in_proj_qkv",
-        "mixed_gate": "linear_attn.in_proj_z",
-        "beta": "linear_attn.in_proj_b",
-        "decay": "linear_attn.in_proj_a",
-        "mixed_out": "linear_attn.out_proj",
+        "in_proj_qkv": "linear_attn.in_proj_qkv",
+        "in_proj_z": "linear_attn.in_proj_z",
+        "in_proj_b": "linear_attn.in_proj_b",
+        "in_proj_a": "linear_attn.in_proj_a",
+        "out_proj": "linear_attn.out_proj",
     }
     return {
         **mixture,
@@ -87,27 +88,27 @@ def _state_space(
     width: of a head. groups, size: of keys and queries. limits: of steps.
     """
     wide, channels = heads * width, heads * width + 2 * groups * size
-    numbers = {"taps": "conv1d", "rate": "A_log", "step_bias": "dt_bias", "skip": "D", "norm": "norm"}
+    numbers = {"conv1d": "conv1d", "A_log": "A_log", "dt_bias": "dt_bias", "D": "D", "norm": "norm"}
     recurrence = Recurrence(
         kind="state_space",
-        num_taps=taps,
+        conv_kernel=taps,
         channels=channels,
         heads=heads,
         key_heads=groups,
         key_width=size,
         value_width=width,
         order=("value", "key", "query"),
-        numbers={name: f"{module}.{path}" for name, path in numbers.items()},
+        parameters={name: f"{module}.{path}" for name, path in numbers.items()},
         places={
-            "mixed_gate": ((0, wide, 0, 1),),
-            "mixed": ((wide, channels, 0, 1),),
-            "decay": ((wide + channels, heads, 0, 1),),
+            "in_proj_z": ((0, wide, 0, 1),),
+            "in_proj_qkv": ((wide, channels, 0, 1),),
+            "in_proj_a": ((wide + channels, heads, 0, 1),),
         },
-        norm_width=wide // groups,
+        normed_width=wide // groups,
         norms_each=False,
         gates_first=True,
         norm_eps=eps,
-        step_limits=(limits[0], limits[1]),
+        time_step_limit=(limits[0], limits[1]),
     )
     modules = dict.fromkeys(_IN, f"{module}.in_proj") | {_OUT: f"{module}.out_proj"}
     return {"modules": modules, "recurrence": recurrence}
@@ -115,7 +116,7 @@ def _state_space(
 
 def _biases(in_products: bool, in_convolution: bool) -> frozenset[str]:
     """Return the roles of a state space with biases."""
-    return frozenset({*_IN, _OUT} if in_products else ()) | frozenset({"taps"} if in_convolution else ())
+    return frozenset({*_IN, _OUT} if in_products else ()) | frozenset({"conv1d"} if in_convolution else ())
 
 
 def _hybrid(config: Any) -> Difference:
@@ -160,13 +161,14 @@ def _falcon_h1(config: Any) -> Difference:
     shape, entering, attended = found["recurrence"], config.ssm_in_multiplier, config.attention_in_multiplier
     parts = zip(("gate", "value", "key", "query", "step"), config.ssm_multipliers, strict=True)
     scales = {part: entering * scale for part, scale in parts} | {"out": config.ssm_out_multiplier}
-    numbers = {name: path for name, path in shape.numbers.items() if name != "norm" or config.mamba_rms_norm}
+    numbers = {name: path for name, path in shape.parameters.items() if name != "norm" or config.mamba_rms_norm}
     is_behind = not config.mamba_norm_before_gate
     activation, fed = config.mlp_multipliers
     biased = {"mamba_proj_bias": entering, "attention_bias": attended}  # what enters is scaled behind the products
+    unserved = [key for key, scale in biased.items() if getattr(config, key) and scale != 1.0]
     return {
         **found,
-        "recurrence": replace(shape, numbers=numbers, gates_first=is_behind, scales=scales),
+        "recurrence": replace(shape, parameters=numbers, gates_first=is_behind, scales=scales),
         "modules": found["modules"] | _FEED_FORWARD,
         "biases": found["biases"] - {_OUT} | ({_OUT} if config.projectors_bias else set()),
         "blocks": {"hybrid": {"is_recurrent": True}},
@@ -177,7 +179,7 @@ def _falcon_h1(config: Any) -> Difference:
         "feed_scales": [fed] * config.num_hidden_layers,
         "embedding_scale": config.embedding_multiplier,
         "logit_scale": config.lm_head_multiplier,
-        "unserved": found["unserved"] + [key for key, scale in biased.items() if getattr(config, key) and scale != 1.0],
+        "unserved": [*found["unserved"], *unserved],
     }
 
 
@@ -189,7 +191,11 @@ def _nemotron_h(config: Any) -> Difference:
     )
     attention = {"query": "mixer.q_proj", "key": "mixer.k_proj", "value": "mixer.v_proj", "out": "mixer.o_proj"}
     feed = {"gate": None, "up": "mixer.up_proj", "down": "mixer.down_proj"}
-    blocks = {"full_attention": {"feeds": False}, "linear_attention": _ONLY_RECURRENT, "mlp": {"attends": False}}
+    blocks: dict[str, Has] = {
+        "full_attention": {"feeds": False},
+        "linear_attention": _ONLY_RECURRENT,
+        "mlp": {"attends": False},
+    }
     return {
         "modules": found["modules"] | attention | feed | {"input_norm": "norm", "mlp_norm": "norm"},
         "recurrence": found["recurrence"],
@@ -233,16 +239,16 @@ def _qwen3_next(config: Any) -> Difference:
     value = each * config.linear_value_head_dim
     stride, all_four, rates = 2 * (key + value), "linear_attn.in_proj_qkvz", "linear_attn.in_proj_ba"
     places = {
-        "mixed": (
+        "in_proj_qkv": (
             (0, key, stride, groups),
             (key, key, stride, groups),
             (2 * key, value, stride, groups),
         ),
-        "mixed_gate": ((2 * key + value, value, stride, groups),),
-        "beta": ((0, each, 2 * each, groups),),
-        "decay": ((each, each, 2 * each, groups),),
+        "in_proj_z": ((2 * key + value, value, stride, groups),),
+        "in_proj_b": ((0, each, 2 * each, groups),),
+        "in_proj_a": ((each, each, 2 * each, groups),),
     }
-    modules = {"mixed": all_four, "mixed_gate": all_four, "beta": rates, "decay": rates}
+    modules = {"in_proj_qkv": all_four, "in_proj_z": all_four, "in_proj_b": rates, "in_proj_a": rates}
     return {
         **found,
         "modules": found["modules"] | modules,
@@ -252,13 +258,13 @@ def _qwen3_next(config: Any) -> Difference:
 
 def _olmo_hybrid(config: Any) -> Difference:
     recurrent = {
-        "mixed": "linear_attn.q_proj",
-        "mixed_key": "linear_attn.k_proj",
-        "mixed_value": "linear_attn.v_proj",
-        "mixed_gate": "linear_attn.g_proj",
-        "beta": "linear_attn.b_proj",
-        "decay": "linear_attn.a_proj",
-        "mixed_out": "linear_attn.o_proj",
+        "in_proj_qkv": "linear_attn.q_proj",
+        "in_proj_k": "linear_attn.k_proj",
+        "in_proj_v": "linear_attn.v_proj",
+        "in_proj_z": "linear_attn.g_proj",
+        "in_proj_b": "linear_attn.b_proj",
+        "in_proj_a": "linear_attn.a_proj",
+        "out_proj": "linear_attn.o_proj",
         "input_norm": "input_layernorm",
         "mlp_norm": "post_attention_layernorm",
     }
@@ -267,8 +273,7 @@ def _olmo_hybrid(config: Any) -> Difference:
     is_turned = config.rope_parameters.get("rope_theta") is not None
     return {
         "modules": recurrent | attending | HEAD_NORMS,
-        "norm_owners": NORM_OWNERS
-        | {
+        "norm_owners": {
             "input_norm": "is_recurrent",
             "mlp_norm": "is_recurrent",
             "attention_norm": "attends",
@@ -277,7 +282,7 @@ def _olmo_hybrid(config: Any) -> Difference:
         "biases": biases_of(config, "attention_bias"),
         "has_wide_norms": True,
         "recurrence": _delta_rule(
-            config, "linear_attn.o_norm", norm_eps=1e-5, beta_scale=beta_scale, unrounded=frozenset({"rate"})
+            config, "linear_attn.o_norm", norm_eps=1e-5, beta_scale=beta_scale, unrounded=frozenset({"A_log"})
         ),
         "unserved": _unserved(config),
         **({} if is_turned else {"turned": [False] * config.num_hidden_layers, "rotations": ((None, NO_ROTATION),)}),
@@ -287,21 +292,21 @@ def _olmo_hybrid(config: Any) -> Difference:
 def _lfm(config: Any, **modules: str) -> Difference:
     """Return what the successors of LFM2 (2511.23404) have in common. modules: of attention, by role."""
     wide, entry = config.hidden_size, "conv.in_proj"
-    recurrent = {"mixed": entry, "beta": entry, "mixed_gate": entry, "mixed_out": "conv.out_proj"}
+    recurrent = {"in_proj_qkv": entry, "in_proj_b": entry, "in_proj_z": entry, "out_proj": "conv.out_proj"}
     around = {"input_norm": "operator_norm", "mlp_norm": "ffn_norm"}
     feed = {"gate": "feed_forward.w1", "up": "feed_forward.w3", "down": "feed_forward.w2"}
-    starts = {"beta": 0, "mixed_gate": wide, "mixed": 2 * wide}
+    starts = {"in_proj_b": 0, "in_proj_z": wide, "in_proj_qkv": 2 * wide}
     return {
         "modules": {**recurrent, **around, **feed, **modules},
-        "biases": frozenset({*recurrent, "taps"} if config.conv_bias else ()),
+        "biases": frozenset({*recurrent, "conv1d"} if config.conv_bias else ()),
         "norm": "embedding_norm",
         "eps": config.norm_eps,
         "activation": "silu",
         "recurrence": Recurrence(
             kind="short_convolution",
-            num_taps=config.conv_L_cache,
+            conv_kernel=config.conv_L_cache,
             channels=wide,
-            numbers={"taps": "conv.conv"},
+            parameters={"conv1d": "conv.conv"},
             places={role: ((start, wide, wide, 1),) for role, start in starts.items()},
         ),
     }
@@ -325,19 +330,19 @@ def _lfm2(config: Any) -> Difference:
 
 def _lfm2_moe(config: Any) -> Difference:
     experts = Experts(
-        config.num_experts,
-        config.num_experts_per_tok,
-        config.moe_intermediate_size,
+        num_experts=config.num_experts,
+        num_experts_per_tok=config.num_experts_per_tok,
+        moe_intermediate_size=config.moe_intermediate_size,
         router="feed_forward.gate",
-        modules={
+        experts={
             role: f"feed_forward.experts.{{}}.{name}" for role, name in zip(EXPERT, ("w1", "w3", "w2"), strict=True)
         },
         stacked="feed_forward.experts",
-        bias="feed_forward.expert_bias" if config.use_expert_bias else None,
+        e_score_correction_bias="feed_forward.expert_bias" if config.use_expert_bias else None,
         scoring="sigmoid",
-        adds_to_one=config.norm_topk_prob,
+        norm_topk_prob=config.norm_topk_prob,
         least_sum=1e-6,
-        scale=config.routed_scaling_factor,
+        routed_scaling_factor=config.routed_scaling_factor,
     )
     mixed = [layer >= config.num_dense_layers for layer in range(config.num_hidden_layers)]
     return {**_lfm(config, **_OF_LFM2), "experts": experts, "mixed": mixed}

@@ -8,12 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from forerun.models.fused.parts import TokenInputs
-from forerun.models.fused.spec import DecoderSpec
 from forerun.models.linear import Linear, Part
+from forerun.models.spec.decoder import DecoderSpec, PerLayerInputs
 
 
-def token_parts(spec: DecoderSpec, shape: TokenInputs, base: Any) -> list[Part]:
+def token_parts(spec: DecoderSpec, shape: PerLayerInputs, base: Any) -> list[Part]:
     """Return the weights of the table and of the product."""
     names = shape.table, shape.product
     return [Part(f"{spec.base}.{name}.weight", base.get_submodule(name).weight) for name in names]
@@ -31,7 +30,7 @@ class TokenRows:
 
     def __init__(
         self,
-        shape: TokenInputs,
+        shape: PerLayerInputs,
         rows: Callable[[Tensor], Tensor],
         product: Linear,
         normed: Callable[[Tensor], Tensor],

@@ -29,7 +29,7 @@ from forerun.models.attention.base import LayerAttention, Layout, Planner
 from forerun.models.attention.native import PathPlanner
 from forerun.models.base import HiddenStateOutputs, LayerRangeDecoder
 from forerun.models.fused.cuda_graphs import StepGraphs, StepInputBuffers, on_device
-from forerun.models.fused.families import frequencies, spec_of
+from forerun.models.fused.families import frequencies, spec_in
 from forerun.models.fused.options import head_shape, layer_windows
 from forerun.models.fused.triton_backend import check_heads, page_layout
 from forerun.models.fused.triton_layers import HEAD_BUCKETS, TritonLayer, TritonStep, TritonWeights
@@ -37,6 +37,7 @@ from forerun.models.linear import Part, of_rows
 from forerun.models.loading.configuration import context_length
 from forerun.models.loading.weight_maker import WeightMaker
 from forerun.models.rotation import half_tables
+from forerun.models.spec.decoder import DecoderSpec
 
 
 class WeightPacker:
@@ -128,10 +129,16 @@ class TritonDecoder(LayerRangeDecoder):
         dtype: of keys and values, and of weights that are not quantized.
         maker: of quantized weights; None: they are floats.
         output_tokens: int64, those whose logits are computed, in this order; None for all.
+        spec: of the model; None: that of its configuration.
     """
 
     def __init__(
-        self, model: Any, dtype: torch.dtype, maker: WeightMaker | None = None, output_tokens: Tensor | None = None
+        self,
+        model: Any,
+        dtype: torch.dtype,
+        maker: WeightMaker | None = None,
+        output_tokens: Tensor | None = None,
+        spec: DecoderSpec | None = None,
     ) -> None:
         config, device = model.config, model.device
         packer = WeightPacker(model, dtype, maker)
@@ -143,7 +150,7 @@ class TritonDecoder(LayerRangeDecoder):
         self.planner: Planner = planner
         self.num_layers = len(windows)
         embedding, head = packer.outer(output_tokens)
-        ((frequency, scaling),), reach = frequencies(config, spec_of(config)), context_length(config) + MAX_ROWS
+        ((frequency, scaling),), reach = frequencies(config, spec or spec_in(model)), context_length(config) + MAX_ROWS
         tables = half_tables(frequency, scaling, reach)
         self._weights = TritonWeights(
             embedding=embedding,

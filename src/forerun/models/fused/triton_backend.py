@@ -23,6 +23,7 @@ from forerun.models.attention.base import LayerAttention
 from forerun.models.fused.options import head_shape
 from forerun.models.loading.configuration import context_length
 from forerun.models.loading.weight_maker import WeightMaker
+from forerun.models.spec.decoder import DecoderSpec
 
 if TYPE_CHECKING:
     from forerun.models.fused.triton import TritonDecoder
@@ -118,11 +119,17 @@ def page_layout(layers: Sequence[LayerAttention], dtype: torch.dtype, device: to
     return DevicePageLayout([layer.shape for layer in layers], dtype, device)
 
 
-def make_decoder(hf: Any, dtype: torch.dtype, maker: WeightMaker | None, output_tokens: Tensor | None) -> TritonDecoder:
+def make_decoder(
+    hf: Any,
+    dtype: torch.dtype,
+    maker: WeightMaker | None,
+    output_tokens: Tensor | None,
+    spec: DecoderSpec | None,
+) -> TritonDecoder:
     """Return the decoder of a model of the Llama family. Arguments: those of `decoders.make_decoder`."""
     from forerun.models.fused.triton import TritonDecoder  # it imports triton
 
-    return TritonDecoder(hf, dtype, maker, output_tokens)
+    return TritonDecoder(hf, dtype, maker, output_tokens, spec)
 
 
 def _try_one(device: torch.device) -> None:

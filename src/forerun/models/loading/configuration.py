@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from forerun.errors import UnsupportedModelError
-from forerun.models.fused.families import FAMILIES, refusal
+from forerun.models.fused.families import FAMILIES, Description, description_of
 from forerun.models.fused.options import ACTIVATIONS
 from forerun.utils.json_file import Fields
 
@@ -69,11 +69,13 @@ _STATELESS = {"full_attention", "sliding_attention", "mlp", "moe"}
 _BIDIRECTIONAL = "it attends to a prompt in both directions"
 
 
-def refuse_unservable(config: Any, name: str) -> None:
-    """Raise UnsupportedModelError, with the reason, for kinds of models that forerun cannot serve."""
-    refused = refusal(config)
+def refuse_unservable(config: Any, name: str) -> Description:
+    """Return what a configuration describes. Raise UnsupportedModelError, with the reason, for kinds of models that
+    forerun cannot serve."""
+    found = description_of(config)
+    refused = found.refusal
     if refused is None:
-        return
+        return found
     foreign = set(getattr(config, "layer_types", None) or ()) - _STATELESS
     if getattr(config, "use_bidirectional_attention", None) in (True, "all"):
         reason = _BIDIRECTIONAL
@@ -89,7 +91,7 @@ def refuse_unservable(config: Any, name: str) -> None:
     elif getattr(config, "is_encoder_decoder", False):
         reason = "an encoder-decoder; forerun serves decoder-only models"
     else:
-        return
+        return found
     raise UnsupportedModelError(f"{name} ({config.model_type}) cannot be served: {reason}.")
 
 

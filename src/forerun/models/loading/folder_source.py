@@ -32,6 +32,7 @@ from forerun.models.loading.source import ModelSource, Quantization
 from forerun.models.loading.transformers_modules import check_sentence_piece, read_tokenizer
 from forerun.models.loading.weight_maker import LAYOUT, METHOD
 from forerun.models.loading.weights import Checkpoint, TensorSlice
+from forerun.models.spec.decoder import DecoderSpec
 from forerun.utils.foreign_errors import REMEDY, as_load_errors
 from forerun.utils.json_file import Fields
 
@@ -108,7 +109,7 @@ class FolderSource(ModelSource):
             tokens = [(str(token.get("id")), token) for token in entries]
         return [int(key) for key, token in tokens if token.get("content") == end and key.isdecimal() and len(key) < 20]
 
-    def checkpoint(self, config: Any, dtype: torch.dtype) -> Checkpoint:
+    def checkpoint(self, config: Any, dtype: torch.dtype, spec: DecoderSpec | None = None) -> Checkpoint:
         """Return the tensors by the names that Transformers gives them, not read yet (`ModelSource.checkpoint`);
         tensors come in the format they are stored in."""
         published, slices = self._published
@@ -134,15 +135,15 @@ class FolderSource(ModelSource):
         (`ModelSource.quantization`)."""
         return next(filter(None, map(stored_quantization, parts_of(self.folder.config()))), None)
 
-    def quantized_weight(self, config: Any) -> Callable[[str], QuantizedWeight | None]:
+    def quantized_weight(self, spec: DecoderSpec | None) -> Callable[[str], QuantizedWeight | None]:
         """Return a function that returns a quantized weight of the files by Transformers' name, with rows in
         Transformers' order, or None if none can be served as stored (`ModelSource.quantized_weight`)."""
-        return super().quantized_weight(config) if self.quantization() is None else self._quantized[0].read
+        return super().quantized_weight(spec) if self.quantization() is None else self._quantized[0].read
 
-    def quantized_format(self, config: Any) -> Callable[[str], QuantizedFormat | None]:
+    def quantized_format(self, spec: DecoderSpec | None) -> Callable[[str], QuantizedFormat | None]:
         """Return a function that returns the format of a weight of `quantized_weight` by name; no numbers are read
         (`ModelSource.quantized_format`)."""
-        return super().quantized_format(config) if self.quantization() is None else self._quantized[0].form
+        return super().quantized_format(spec) if self.quantization() is None else self._quantized[0].form
 
     @cached_property
     def _quantized(self) -> tuple[QuantizedTensors, dict[str, TensorSlice]]:
@@ -168,14 +169,14 @@ class FolderSource(ModelSource):
             return PublishedWeights(Settings("", ""), self.name, {}), {}
         return PublishedWeights.sort(self._slices(), self.name, settings)
 
-    def blocks(self, config: Any) -> Callable[[str], BlockWeight | QuantizedWeight | None]:
+    def blocks(self, spec: DecoderSpec) -> Callable[[str], BlockWeight | QuantizedWeight | None]:
         """Return a function that returns the integers of a matrix as another program has published them, or None
         (`ModelSource.blocks`)."""
-        return self._published[0].matrices(config)
+        return self._published[0].matrices(spec)
 
-    def block_form(self, config: Any) -> Callable[[str], QuantizedFormat | BlockType | None]:
+    def block_form(self, spec: DecoderSpec) -> Callable[[str], QuantizedFormat | BlockType | None]:
         """Return a function that returns the forms of `blocks`; no codes are read (`ModelSource.block_form`)."""
-        return self._published[0].forms(config)
+        return self._published[0].forms(spec)
 
     def block_types(self) -> Mapping[str, int]:
         """Return how many weights of each published layout there are (`ModelSource.block_types`)."""

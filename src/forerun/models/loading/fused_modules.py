@@ -13,11 +13,13 @@ import torch
 from torch import nn
 
 from forerun.models.fused.experts import apart, part_of
-from forerun.models.fused.families import spec_of
-from forerun.models.fused.parts import Experts, Recurrence
-from forerun.models.fused.spec import NORMS, DecoderSpec, LayerSpec
 from forerun.models.linear import place
 from forerun.models.loading.weights import FLOATS, Checkpoint, TensorSlice
+from forerun.models.spec.attention import Attention, LatentAttention
+from forerun.models.spec.decoder import DecoderSpec
+from forerun.models.spec.feed_forward import Experts, FeedForward
+from forerun.models.spec.layer import LayerSpec
+from forerun.models.spec.recurrence import Recurrence
 from forerun.utils.foreign_errors import REMEDY, as_load_errors
 
 
@@ -69,29 +71,29 @@ class FusedModules(nn.Module):
     """The modules of a model of one of the families, on the device "meta".
 
     Args:
-        config: of Transformers, or `PlainConfig`.
+        config: of Transformers, or `PlainConfig`. spec: of it.
     """
 
-    def __init__(self, config: Any, dtype: torch.dtype) -> None:
+    def __init__(self, config: Any, spec: DecoderSpec, dtype: torch.dtype) -> None:
         super().__init__()
-        self.config, self.dtype, self._spec = config, dtype, spec_of(config)
-        spec = self._spec
+        self.config, self.dtype, self.spec = config, dtype, spec
         with torch.device("meta"):
             base: Any = nn.Module()
-            base.add_module(spec.embedding, _Embedding(config.vocab_size, spec.hidden))
-            if spec.positions is not None:
-                positions = spec.first_position + config.max_position_embeddings
-                base.add_module(spec.positions, _Embedding(positions, spec.hidden))
-            if (inputs := spec.token_inputs) is not None:
+            embeddings, output = spec.embeddings, spec.output
+            base.add_module(embeddings.module, _Embedding(config.vocab_size, spec.hidden))
+            if embeddings.positions is not None:
+                positions = embeddings.first_position + config.max_position_embeddings
+                base.add_module(embeddings.positions, _Embedding(positions, spec.hidden))
+            if (inputs := embeddings.per_layer) is not None:
                 all_layers = len(spec.layers) * inputs.width
-                base.add_module(inputs.table, _Embedding(inputs.count, all_layers))
+                base.add_module(inputs.table, _Embedding(inputs.vocab_size, all_layers))
                 base.add_module(inputs.product, _Linear(spec.hidden, all_layers, bias=False))
                 base.add_module(inputs.norm, _Norm(inputs.width, has_bias=False))
             base.add_module(spec.layer_list, nn.ModuleList(layer_modules(spec, own) for own in spec.layers))
-            if spec.has_norm_weights:
-                base.add_module(spec.norm, _Norm(spec.hidden, has_bias="norms" in spec.biases))
+            if spec.norms.has_weights:
+                base.add_module(output.norm, _Norm(spec.hidden, has_bias=spec.norms.has_biases))
             place(self, spec.base, base)  # first: a tied weight has its name from the embedding
-            self.add_module(spec.head, _Linear(spec.hidden, config.vocab_size, bias="head" in spec.biases))
+            self.add_module(output.module, _Linear(spec.hidden, config.vocab_size, bias=output.has_bias))
             for name, each in self.named_parameters():
                 each.data = each.data.to(spec.dtype_in(name, dtype))
         if config.tie_word_embeddings:
@@ -108,70 +110,69 @@ class FusedModules(nn.Module):
 
     def get_input_embeddings(self) -> nn.Module:
         """Return the embedding, as Transformers' method does."""
-        return self.get_submodule(f"{self._spec.base}.{self._spec.embedding}")
+        return self.get_submodule(f"{self.spec.base}.{self.spec.embeddings.module}")
 
     def get_output_embeddings(self) -> nn.Module:
         """Return the output layer, as Transformers' method does."""
-        return self.get_submodule(self._spec.head)
+        return self.get_submodule(self.spec.output.module)
 
 
 class _Convolution(nn.Module):
     """The taps of a convolution of each channel."""
 
-    def __init__(self, shape: Recurrence, *, has_bias: bool) -> None:
+    def __init__(self, shape: Recurrence) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(shape.channels, 1, shape.num_taps))
-        self.bias = nn.Parameter(torch.empty(shape.channels)) if has_bias else None
+        self.weight = nn.Parameter(torch.empty(shape.channels, 1, shape.conv_kernel))
+        self.bias = nn.Parameter(torch.empty(shape.channels)) if shape.has_conv_bias else None
 
 
 def layer_modules(spec: DecoderSpec, own: LayerSpec) -> nn.Module:
     """Return the modules of one layer, whose numbers are not set."""
-    spec = spec.within(own)
-    layer, made = nn.Module(), set[str]()
-    for role in (*spec.roles(own), *spec.norms(own)):
-        path = spec.modules[role]
-        if path in made or (role in NORMS and not spec.has_norm_weights):
-            continue
-        made.add(path)
-        if role in NORMS:
-            has_bias = "norms" in spec.biases and role in ("input_norm", "mlp_norm")
-            module: nn.Module = _Norm(spec.norm_width(role), has_bias=has_bias)
-        else:
-            outputs = sum(map(spec.out_features, spec.sharing(role)))
-            kind = Conv1D if spec.is_transposed else _Linear
-            module = kind(spec.in_features(role), outputs, bias=role in spec.biases)
-        place(layer, path, module)
-    if spec.curve is not None:
-        place(layer, spec.curve, _Curve())
-    if own.is_recurrent and spec.recurrence is not None:
-        _recurrent_numbers(layer, spec.recurrence, has_bias="taps" in spec.biases)
-    if spec.latent is not None and own.attends:
-        outputs = spec.num_heads * (spec.head_dim - spec.rotated + spec.latent.value_width)
-        place(layer, spec.latent.expansion, Numbers(outputs, spec.latent.rank, has_bias=False))
-    if own.has_experts and spec.experts is not None:
-        _mixture(layer, spec, spec.experts)
-    if spec.sinks is not None and own.attends:
-        _register(layer, spec.sinks, spec.num_heads)
-    if spec.layer_scale is not None:
-        _register(layer, spec.layer_scale, 1)
+    layer, made, biases = nn.Module(), set[str](), own.biases
+    for role in own.roles:
+        path = own.module(role)
+        if path not in made:
+            outputs = sum(map(own.out_features, own.part_of(role).sharing(role)))
+            kind = Conv1D if own.is_transposed else _Linear
+            place(layer, path, kind(own.in_features(role), outputs, bias=role in biases))
+            made.add(path)
+    for role in own.all_norms if spec.norms.has_weights else ():
+        path = own.module(role)
+        if path not in made:
+            has_bias = spec.norms.has_biases and role in ("input_norm", "mlp_norm")
+            place(layer, path, _Norm(own.norm_width(role), has_bias=has_bias))
+            made.add(path)
+    if isinstance(own.feed_forward, FeedForward) and own.feed_forward.xielu is not None:
+        place(layer, own.feed_forward.xielu, _Curve())
+    if own.recurrence is not None:
+        _recurrent_numbers(layer, own.recurrence)
+    if isinstance(own.attention, LatentAttention):
+        place(layer, own.attention.kv_b_proj, Numbers(*own.attention.kv_b_shape, has_bias=False))
+    if own.experts is not None:
+        _mixture(layer, own, own.experts)
+    if isinstance(own.attention, Attention) and own.attention.sinks is not None:
+        _register(layer, own.attention.sinks, own.attention.num_heads)
+    if own.scalar is not None:
+        _register(layer, own.scalar, 1)
     return layer
 
 
-def _mixture(layer: nn.Module, spec: DecoderSpec, experts: Experts) -> None:
+def _mixture(layer: nn.Module, own: LayerSpec, experts: Experts) -> None:
     """Add the modules of a mixture of experts."""
-    place(layer, experts.router, Numbers(experts.count, spec.hidden, has_bias="router" in spec.biases))
-    if experts.shared_switch is not None:
-        place(layer, experts.shared_switch, Numbers(1, spec.hidden, has_bias=False))
-    for role, path in experts.modules.items():
-        for index in range(experts.count):
-            module = _Linear(spec.in_features(role), spec.out_features(role), bias=role in spec.biases)
-            place(layer, path.format(index), module)
-    if experts.bias is not None:
-        _register(layer, experts.bias, *(experts.bias_shape or (experts.count,)))
+    hidden, count = own.hidden, experts.num_experts
+    place(layer, experts.router, Numbers(count, hidden, has_bias="router" in experts.biases))
+    if experts.shared_expert_gate is not None:
+        place(layer, experts.shared_expert_gate, Numbers(1, hidden, has_bias=False))
+    for role in experts.experts:
+        for index in range(count):
+            module = _Linear(own.in_features(role), own.out_features(role), bias=role in experts.biases)
+            place(layer, experts.module(role, index), module)
+    if experts.e_score_correction_bias is not None:
+        _register(layer, experts.e_score_correction_bias, *(experts.bias_shape or (count,)))
     if experts.router_norm is not None:
-        _register(layer, experts.router_norm, spec.hidden)
-    if experts.share_scales is not None:
-        _register(layer, experts.share_scales, experts.count)
+        _register(layer, experts.router_norm, hidden)
+    if experts.per_expert_scale is not None:
+        _register(layer, experts.per_expert_scale, count)
 
 
 def _register(layer: nn.Module, path: str, *shape: int) -> None:
@@ -182,12 +183,12 @@ def _register(layer: nn.Module, path: str, *shape: int) -> None:
     layer.get_submodule(parent).register_parameter(leaf, nn.Parameter(torch.empty(shape)))
 
 
-def _recurrent_numbers(layer: nn.Module, shape: Recurrence, *, has_bias: bool) -> None:
+def _recurrent_numbers(layer: nn.Module, shape: Recurrence) -> None:
     """Add the parameters of a recurrence."""
-    for name, path in shape.numbers.items():
+    for name, path in shape.parameters.items():
         parent, _, leaf = path.rpartition(".")
-        if name == "taps":
-            place(layer, path, _Convolution(shape, has_bias=has_bias))
+        if name == "conv1d":
+            place(layer, path, _Convolution(shape))
         elif name == "norm":
             width = shape.value_width if shape.norms_each else shape.wide
             place(layer, path, _Norm(width, has_bias=False))
@@ -229,17 +230,19 @@ def by_parameter(spec: DecoderSpec, slices: Mapping[str, TensorSlice]) -> dict[s
     return apart(spec, named, lambda stack, index, role: _Part(stack, index, role, experts))
 
 
-def empty_fused(name: str, config: Any, dtype: torch.dtype) -> FusedModules:
+def empty_fused(name: str, config: Any, spec: DecoderSpec, dtype: torch.dtype) -> FusedModules:
     """Return the modules of a model of one of the families on the device "meta".
 
     Raises:
         ModelLoadError: the configuration describes no model.
     """
     with as_load_errors(f"{name} ({config.model_type}): its configuration describes no model", REMEDY):
-        return FusedModules(config, dtype)
+        return FusedModules(config, spec, dtype)
 
 
-def read_fused(name: str, config: Any, checkpoint: Checkpoint, dtype: torch.dtype) -> FusedModules | None:
+def read_fused(
+    name: str, config: Any, spec: DecoderSpec, checkpoint: Checkpoint, dtype: torch.dtype
+) -> FusedModules | None:
     """Return the modules of a model of one of the families with a checkpoint's weights, on the CPU; None if these are
     not exactly the model's: Transformers then decides what is missing, left over or to be converted.
 
@@ -250,8 +253,8 @@ def read_fused(name: str, config: Any, checkpoint: Checkpoint, dtype: torch.dtyp
     """
     if len(checkpoint.slices) < config.num_hidden_layers:  # a wrong number may be any
         return None
-    model = empty_fused(name, config, dtype)
-    expected, spec = dict(model.named_parameters()), spec_of(config)
+    model = empty_fused(name, config, spec, dtype)
+    expected = dict(model.named_parameters())
     slices = by_parameter(spec, checkpoint.slices)
     if slices.keys() != expected.keys() or not all(
         each.get_shape() == list(expected[key].shape) and each.get_dtype() in FLOATS for key, each in slices.items()

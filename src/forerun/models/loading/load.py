@@ -20,7 +20,7 @@ from forerun.kernels.cpu import is_triton_selected
 from forerun.kernels.cpu.linear import experts_in
 from forerun.kernels.quantize import QuantizedWeight
 from forerun.models.decoders import Kind, make_decoder, served_kind
-from forerun.models.fused.families import refusal
+from forerun.models.fused.families import description_of
 from forerun.models.fused.recurrent_families import TILED
 from forerun.models.general import ATTENTION_NAME, register_attention
 from forerun.models.loading.configuration import context_length, refuse_unservable
@@ -35,6 +35,7 @@ from forerun.models.loading.weights import Checkpoint
 from forerun.models.model import Model
 from forerun.models.non_finite import first_non_finite_tensor
 from forerun.models.self_test import probe, self_test
+from forerun.models.spec.decoder import DecoderSpec
 from forerun.models.weight_plan import WeightPlan, check_dtype, check_quantization, library_for, served_dtype
 from forerun.utils.device import raise_own, resolve_device
 from forerun.utils.foreign_errors import as_memory_errors, reason
@@ -208,9 +209,10 @@ def load_transformers_model(name: str | Path, dtype: str, adapter: str | Path | 
         raise ConfigError("dtype is 'float16', in which nothing is computed. Give 'bfloat16' or 'float32'.")
     source = find_source(name)
     config = source.config()
+    spec = description_of(config).served
     number_format = served_dtype(source, dtype, is_quantized=False)
     plan = WeightPlan(number_format, torch.device("cpu"), is_fused=False, library=None, has_adapter=adapter is not None)
-    model = WeightReader(source, config, plan, adapter, attention=None).whole(number_format)
+    model = WeightReader(source, config, spec, plan, adapter, attention=None).whole(number_format)
     model.generation_config.eos_token_id = sorted(source.eos_token_ids(config)) or None
     return model.requires_grad_(True)
 
@@ -233,22 +235,23 @@ def _load(
         raise ConfigError(f"kind is {kind!r}, but must be auto, fused or general.")
     target_device = resolve_device(device)
     source = find_source(name)
-    config = source.plain_config()
-    kind = served_kind(kind, source, config)
-    if kind == "general" or adapter is not None:
+    config = source.plain_config() if adapter is None else source.config()
+    kind, spec = served_kind(kind, source, config)
+    is_fused = kind == "fused"
+    if not is_fused:
         config = source.config()
     plan = WeightPlan.of(
-        *(source, config, dtype, target_device, requested), is_fused=kind == "fused", has_adapter=adapter is not None
+        *(source, spec, dtype, target_device, requested), is_fused=is_fused, has_adapter=adapter is not None
     )
-    hf, maker = WeightReader(source, config, plan, adapter).read()
+    hf, maker = WeightReader(source, config, spec, plan, adapter).read()
     try:
         hf = to_device(hf, target_device)
         ends, tokens = source.eos_token_ids(config), source.output_tokens(config)
-        model = _assemble(hf, source.name, plan, maker, ends, tokens, kv_cache_dtype)
+        model = _assemble(hf, source.name, plan, maker, ends, tokens, kv_cache_dtype, spec=spec)
         model.adapter = None if adapter is None else str(adapter)
         model.recommended_sampling = MappingProxyType(_recommended(source))
         if adapter is None:
-            model.packed_weights = source.packed_weights(config)
+            model.packed_weights = source.packed_weights(spec)
         source.finish()
         is_finite = probe(model)
     except _COMPUTING as error:
@@ -280,8 +283,8 @@ def adopt(hf: Any, name: str, quantize: str | None = None) -> Model:
         UnsupportedModelError: it cannot be served exactly.
     """
     config, device = hf.config, hf.device  # a native decoder leaves parameters on "meta"
-    refuse_unservable(config, name)
-    kind: Kind = "general" if refusal(config) else "fused"
+    found = refuse_unservable(config, name)
+    kind: Kind = "general" if found.refusal else "fused"
     quantization = check_quantization(quantize, str(hf.dtype).removeprefix("torch."))
     quantization = None if quantization == UNQUANTIZED else quantization
     library, is_fused = library_for(device, hf.dtype), kind == "fused"
@@ -292,7 +295,7 @@ def adopt(hf: Any, name: str, quantize: str | None = None) -> Model:
         if kind == "general":
             hf.set_attn_implementation(ATTENTION_NAME)
         hf.set_experts_implementation("eager")
-        model = _assemble(hf, name, plan, maker)
+        model = _assemble(hf, name, plan, maker, spec=found.served)
         is_finite = probe(model)
     except _COMPUTING as error:
         raise_own(error, device)
@@ -311,14 +314,16 @@ def _assemble(
     eos_token_ids: frozenset[int] = frozenset(),
     tokens: tuple[int, ...] | None = None,
     kv_cache_dtype: str = AUTO,
+    *,
+    spec: DecoderSpec | None,
 ) -> Model:
     """Make the Model of a loaded Transformers model. tokens: the part of the vocabulary that it proposes; None: all of
-    it."""
+    it. spec: of the fused decoder's."""
     config, device = hf.config, hf.device
     num_parameters = sum(p.numel() for p in hf.parameters())
     output_tokens = None if tokens is None else torch.tensor(tokens, device=device)
     model = Model(
-        make_decoder(hf, plan, maker, output_tokens, kv_cache_dtype),
+        make_decoder(hf, plan, maker, output_tokens, kv_cache_dtype, spec=spec),
         name=name,
         vocab_size=config.vocab_size,
         context_length=context_length(config),
@@ -341,12 +346,14 @@ class WeightReader:
     """Reads the weights of a source as a plan says.
 
     Attributes:
-        config: of the source. adapter: the folder of an adapter to merge.
+        config: of the source. spec: of the configuration, if the fused decoder can compute it.
+        adapter: the folder of an adapter to merge.
         attention: the name of forerun's, by which modules of Transformers find it; None: Transformers computes.
     """
 
     source: ModelSource
     config: Any
+    spec: DecoderSpec | None
     plan: WeightPlan
     adapter: str | Path | None = None
     attention: str | None = ATTENTION_NAME
@@ -363,40 +370,42 @@ class WeightReader:
         if plan.quantize is None:
             return self.whole(plan.dtype), None
         model = self.whole(torch.promote_types(plan.dtype, torch.float32))
-        leave = {f"{path}.weight" for path in matrices(model, plan.is_fused)}
-        stored = None if plan.has_adapter else self.source.quantized_weight(self.config)
-        return rounded(model, plan.dtype, leave), WeightMaker(plan, self.source.name, stored)
+        leave = {f"{path}.weight" for path in matrices(model, self.spec if plan.is_fused else None)}
+        stored = None if plan.has_adapter else self.source.quantized_weight(self.spec)
+        return rounded(model, plan.dtype, self.spec, leave), WeightMaker(plan, self.source.name, stored)
 
     def whole(self, number_format: torch.dtype) -> Any:
         """Return the modules with all weights as numbers, and the adapter merged."""
 
         def in_format(dtype: torch.dtype) -> Any:
-            checkpoint, _ = counted(self.source.checkpoint(self.config, dtype), self.source.name)
+            checkpoint, _ = counted(self.source.checkpoint(self.config, dtype, self.spec), self.source.name)
             return self._modules(checkpoint, dtype)
 
-        return with_adapter(in_format, number_format, self.adapter, self.source.name)
+        return with_adapter(in_format, number_format, self.adapter, self.source.name, self.spec)
 
     def _streamed(self) -> tuple[Any, WeightMaker]:
-        source, config, plan = self.source, self.config, self.plan
+        source, config, spec, plan = self.source, self.config, self.spec, self.plan
+        assert spec is not None  # only the fused decoder's are streamed
         stored: Callable[[str], BlockWeight | QuantizedWeight | None] | None = None
         if plan.quantize is not None:
-            stored = source.quantized_weight(config)
+            stored = source.quantized_weight(spec)
         elif plan.mixture is not None:
-            stored = source.blocks(config)
+            stored = source.blocks(spec)
         numbers_in = plan.dtype if plan.quantize is None else torch.float32
-        checkpoint, reading = counted(source.checkpoint(config, numbers_in), source.name)
-        unread = replace(checkpoint, unread=streamed(checkpoint.slices, config))
+        checkpoint, reading = counted(source.checkpoint(config, numbers_in, spec), source.name)
+        unread = replace(checkpoint, unread=streamed(checkpoint.slices, config, spec))
         model = self._modules(unread, plan.dtype)
-        return model, WeightMaker(plan, source.name, stored, stored_numbers(checkpoint.slices, config), reading.count)
+        numbers = stored_numbers(checkpoint.slices, config, spec)
+        return model, WeightMaker(plan, source.name, stored, numbers, reading.count)
 
     def _modules(self, checkpoint: Checkpoint, dtype: torch.dtype) -> Any:
         """Return `FusedModules` where forerun's fused decoder computes and they hold what it needs, else the
         Transformers model."""
-        plan, config, attention = self.plan, self.config, self.attention
+        plan, config, spec, attention = self.plan, self.config, self.spec, self.attention
         if plan.is_fused and plan.has_adapter:
             attention = None
-        elif plan.is_fused and attention is not None:
-            found = read_fused(self.source.name, config, checkpoint, dtype)
+        elif plan.is_fused and spec is not None and attention is not None:
+            found = read_fused(self.source.name, config, spec, checkpoint, dtype)
             if found is not None:
                 return found
             theirs = self.source.config()

@@ -21,6 +21,7 @@ from forerun.models.loading.folder import ModelFolder, local_path
 from forerun.models.loading.folder_source import FolderSource
 from forerun.models.loading.published_names import text_name, text_names
 from forerun.models.loading.transformers_modules import rounded
+from forerun.models.spec.decoder import DecoderSpec
 from forerun.utils.foreign_errors import as_load_errors
 from forerun.utils.json_file import Fields
 from forerun.utils.vocabulary import first_difference, shown, tokens_by_id
@@ -191,7 +192,11 @@ def check_targets(fields: Fields, parts: Mapping[str, object]) -> None:
 
 
 def with_adapter(
-    read: Callable[[torch.dtype], Any], dtype: torch.dtype, adapter: str | Path | None, name: str | Path
+    read: Callable[[torch.dtype], Any],
+    dtype: torch.dtype,
+    adapter: str | Path | None,
+    name: str | Path,
+    spec: DecoderSpec | None,
 ) -> Any:
     """Return the Transformers model that `read` gives in a number format, with an adapter merged.
 
@@ -200,7 +205,7 @@ def with_adapter(
 
     Args:
         adapter: its folder; None: the model as it is.
-        name: the model's, for messages.
+        name: the model's, for messages. spec: of a model that the fused decoder computes.
 
     Raises:
         ConfigError: PEFT is not installed.
@@ -211,7 +216,7 @@ def with_adapter(
         return read(dtype)
     found = Adapter.read(adapter)
     _peft()
-    return rounded(found.merged(read(torch.promote_types(dtype, torch.float32)), str(name)), dtype)
+    return rounded(found.merged(read(torch.promote_types(dtype, torch.float32)), str(name)), dtype, spec)
 
 
 def adapter_tokenizer(folder: str | Path, base: Any, name: str) -> Any:

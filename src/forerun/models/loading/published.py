@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,11 +16,11 @@ from forerun.errors import ModelLoadError, UnsupportedModelError
 from forerun.kernels.block_weight import BlockType, BlockWeight
 from forerun.kernels.quantize import QuantizedFormat, QuantizedWeight
 from forerun.models.fused.experts import apart, part_of
-from forerun.models.fused.families import spec_of
 from forerun.models.loading.configuration import parts_of
 from forerun.models.loading.published_layouts import COMPUTED, METHODS, Index, Settings, Stored
 from forerun.models.loading.quantized_tensors import Dequantized
 from forerun.models.loading.weights import TensorSlice
+from forerun.models.spec.decoder import DecoderSpec
 from forerun.utils.foreign_errors import REMEDY, as_load_errors
 from forerun.utils.json_file import Fields
 
@@ -154,10 +153,10 @@ class PublishedWeights:
                 raise ValueError("it holds NaN or infinity")
             return numbers.to(dtype)
 
-    def matrices(self, config: Any) -> Callable[[str], QuantizedWeight | BlockWeight | None]:
+    def matrices(self, spec: DecoderSpec) -> Callable[[str], QuantizedWeight | BlockWeight | None]:
         """Return a function that returns the integers of a weight by the name of a fused decoder's parameter, those of
         experts apart; None where there are none. It raises ModelLoadError if a scale is NaN or infinite."""
-        parts, experts = self._by_parameter(config), spec_of(config).experts
+        parts, experts = self._by_parameter(spec), spec.experts
 
         held: dict[tuple[str, Index], QuantizedWeight | BlockWeight | None] = {}  # several layers may be made of one
 
@@ -178,14 +177,13 @@ class PublishedWeights:
 
         return matrix
 
-    def forms(self, config: Any) -> Callable[[str], QuantizedFormat | BlockType | None]:
+    def forms(self, spec: DecoderSpec) -> Callable[[str], QuantizedFormat | BlockType | None]:
         """Return a function that returns the formats of `matrices`; no codes are read."""
-        parts = self._by_parameter(config)
+        parts = self._by_parameter(spec)
         return lambda name: self.found[parts[name][0]][1].form if name in parts else None
 
-    def _by_parameter(self, config: Any) -> dict[str, tuple[str, Index, str]]:
+    def _by_parameter(self, spec: DecoderSpec) -> dict[str, tuple[str, Index, str]]:
         """Return by the names of parameters the names here, and of an expert's part which it is, and its role."""
-        spec = spec_of(config)
         named: dict[str, tuple[str, Index, str]] = {spec.parameter(name): (name, ..., "") for name in self.found}
         return apart(spec, named, lambda whole, index, role: (whole[0], index, role))
 

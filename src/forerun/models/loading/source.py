@@ -13,6 +13,7 @@ from forerun.kernels.block_weight import BLOCK_TYPES, BlockType, BlockWeight
 from forerun.kernels.quantize import QuantizedFormat, QuantizedWeight
 from forerun.models.loading.gguf.tensors import GgufTensor
 from forerun.models.loading.weights import Checkpoint
+from forerun.models.spec.decoder import DecoderSpec
 
 Quantization = str
 """A name of QUANTISATIONS, or UNQUANTIZED."""
@@ -47,11 +48,12 @@ class ModelSource(ABC):
         """Return the tokens that end an output; ids that are no token are left out."""
 
     @abstractmethod
-    def checkpoint(self, config: Any, dtype: torch.dtype) -> Checkpoint:
+    def checkpoint(self, config: Any, dtype: torch.dtype, spec: DecoderSpec | None = None) -> Checkpoint:
         """Return the tensors by the names that Transformers gives them, not read yet.
 
         Args:
             dtype: that they will be brought to. Tensors that are computed when they are read come in it.
+            spec: of the configuration; None: it is made where names depend on it.
         """
 
     @abstractmethod
@@ -79,22 +81,22 @@ class ModelSource(ABC):
         """Return the quantization that the weights were saved in for forerun; None if the user chooses it."""
         return None
 
-    def quantized_weight(self, config: Any) -> Callable[[str], QuantizedWeight | None]:
+    def quantized_weight(self, spec: DecoderSpec | None) -> Callable[[str], QuantizedWeight | None]:
         """Return a function that returns a quantized weight of the files by Transformers' name, with rows in
         Transformers' order, or None if none can be served as stored."""
         return lambda name: None
 
-    def quantized_format(self, config: Any) -> Callable[[str], QuantizedFormat | None]:
+    def quantized_format(self, spec: DecoderSpec | None) -> Callable[[str], QuantizedFormat | None]:
         """Return a function that returns the format of a weight of `quantized_weight` by name; no numbers are read."""
         return lambda name: None
 
-    def blocks(self, config: Any) -> Callable[[str], BlockWeight | QuantizedWeight | None]:
+    def blocks(self, spec: DecoderSpec) -> Callable[[str], BlockWeight | QuantizedWeight | None]:
         """Return a function that returns a matrix of the files in GGUF's blocks, or in the integers of another program,
         by Transformers' name, with rows in Transformers' order, or None for other tensors. They are read when they are
         used."""
         return lambda name: None
 
-    def block_form(self, config: Any) -> Callable[[str], QuantizedFormat | BlockType | None]:
+    def block_form(self, spec: DecoderSpec) -> Callable[[str], QuantizedFormat | BlockType | None]:
         """Return a function that returns the forms of `blocks` by name; no numbers are read."""
         return lambda name: None
 
@@ -110,7 +112,7 @@ class ModelSource(ABC):
     def finish(self) -> None:  # noqa: B027 (most have nothing to do)
         """Check, when all weights have been read, that the files were not changed meanwhile."""
 
-    def packed_weights(self, config: Any) -> Mapping[str, GgufTensor]:
+    def packed_weights(self, spec: DecoderSpec | None) -> Mapping[str, GgufTensor]:
         """Return the packed tensors of the file, by Transformers' names and with rows in Transformers' order; empty if
         weights are not packed."""
         return MappingProxyType({})

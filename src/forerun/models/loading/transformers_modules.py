@@ -16,11 +16,12 @@ import torch
 
 from forerun.config import BUNDLED_MODELS
 from forerun.errors import ModelLoadError, UnsupportedModelError
-from forerun.models.fused.families import refusal, spec_of
+from forerun.models.fused.families import refusal
 from forerun.models.general import register_attention
 from forerun.models.loading.folder import TEKKEN, TOKENIZER
 from forerun.models.loading.tokenizer_trial import check_tokenizer, guarded
 from forerun.models.loading.weights import Checkpoint, check_layers, check_numbers, check_shapes, check_unused
+from forerun.models.spec.decoder import DecoderSpec
 from forerun.utils.foreign_errors import REMEDY, as_load_errors
 from forerun.utils.json_file import read_bytes
 
@@ -122,10 +123,12 @@ def empty_model(name: str, config: Any, dtype: torch.dtype, attention: str | Non
         return _empty(cls, config, _options(dtype, attention))
 
 
-def rounded(model: Any, dtype: torch.dtype, leave: Collection[str] = ()) -> Any:
-    """Round the model's parameters to this dtype, except those that are kept in float32, and those named in `leave`."""
+def rounded(model: Any, dtype: torch.dtype, spec: DecoderSpec | None, leave: Collection[str] = ()) -> Any:
+    """Round the model's parameters to this dtype, except those that are kept in float32, and those named in `leave`.
+
+    spec: of a model that the fused decoder computes.
+    """
     kept = tuple(getattr(model, "_keep_in_fp32_modules_strict", None) or ())
-    spec = spec_of(model.config) if refusal(model.config) is None else None
     for name, parameter in model.named_parameters():
         if parameter.is_floating_point() and name not in leave and not any(part in name for part in kept):
             parameter.data = parameter.data.to(dtype if spec is None else spec.dtype_in(name, dtype))

@@ -16,10 +16,10 @@ from forerun.kernels.cpu.linear import Form, NativeLinear
 from forerun.kernels.quantize import QuantizedFormat, QuantizedWeight, quantize_int4, quantize_int8
 from forerun.kernels.torch.quantized_linear import QuantizedEmbedding
 from forerun.models.fused.experts import apart
-from forerun.models.fused.families import spec_of
 from forerun.models.linear import Linear, Part, make_quantized_linear
 from forerun.models.loading.fused_modules import by_parameter
 from forerun.models.loading.weights import TensorSlice
+from forerun.models.spec.decoder import DecoderSpec
 from forerun.models.weight_plan import WeightPlan
 from forerun.utils.glibc import return_freed_memory
 
@@ -27,12 +27,11 @@ METHOD, LAYOUT = "forerun", 1
 """`quant_method` and `format` in the quantization_config of folders with quantized weights (`quantized_tensors.py`)."""
 
 
-def streamed(names: Collection[str], config: Any) -> frozenset[str]:
+def streamed(names: Collection[str], config: Any, spec: DecoderSpec) -> frozenset[str]:
     """Return the names, in the files, of a fused decoder's tensors that are quantized as they are read.
 
     Where the files have a tied embedding as the output layer too, Transformers compares them.
     """
-    spec = spec_of(config)
     matrices = spec.matrices()
     outer = {spec.embedding_weight, spec.head_weight}
     found = {name: {*apart(spec, {spec.parameter(name): None}, lambda *part: None)} for name in names}
@@ -42,10 +41,9 @@ def streamed(names: Collection[str], config: Any) -> frozenset[str]:
     return frozenset(found)
 
 
-def stored_numbers(slices: Mapping[str, TensorSlice], config: Any) -> dict[str, TensorSlice]:
+def stored_numbers(slices: Mapping[str, TensorSlice], config: Any, spec: DecoderSpec) -> dict[str, TensorSlice]:
     """Return the tensors, by parameter, of a fused decoder that are quantized from the numbers in the files, whatever
     dtype the model is read in. If the files have a tied embedding as the output layer alone, that tensor is used."""
-    spec = spec_of(config)
     matrices = spec.matrices()
     found = {parameter: each for parameter, each in by_parameter(spec, slices).items() if parameter in matrices}
     if config.tie_word_embeddings and spec.head_weight in found:
@@ -53,14 +51,17 @@ def stored_numbers(slices: Mapping[str, TensorSlice], config: Any) -> dict[str, 
     return found
 
 
-def matrices(model: Any, is_fused: bool) -> dict[str, nn.Module]:
+def matrices(model: Any, spec: DecoderSpec | None) -> dict[str, nn.Module]:
     """Return the modules of a Transformers model, by path, whose weights are quantized: the linear layers; of the fused
-    decoder's models also the embedding, which stands for an output layer that is tied to it."""
+    decoder's models also the embedding, which stands for an output layer that is tied to it.
+
+    spec: of these; None: of all others.
+    """
     from transformers.pytorch_utils import Conv1D
 
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
     is_tied = head is not None and head.weight is embedding.weight
-    kept = spec_of(model.config).matrices() if is_fused else None
+    kept = None if spec is None else spec.matrices()
     return {
         path: module
         for path, module in model.named_modules()
@@ -69,10 +70,10 @@ def matrices(model: Any, is_fused: bool) -> dict[str, nn.Module]:
     }
 
 
-def outer_modules(model: Any, is_fused: bool) -> list[nn.Module]:
+def outer_modules(model: Any, spec: DecoderSpec | None) -> list[nn.Module]:
     """Return the modules of a Transformers model that are always quantized to 8 bits: its embeddings and its output
-    layer."""
-    table = spec_of(model.config).token_table if is_fused else ""
+    layer. spec: as of `matrices`."""
+    table = "" if spec is None else spec.per_layer_table
     inner = [model.get_submodule(table.removesuffix(".weight"))] if table else []
     return [model.get_output_embeddings(), model.get_input_embeddings(), *inner]
 

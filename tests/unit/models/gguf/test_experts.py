@@ -213,7 +213,7 @@ def test_what_is_not_computed_is_refused(family: str, keys: dict[str, Any], said
         ("glm4_moe", {"expert_group_used_count": 5}, "expert_group_used_count is 5, but must be 4 at most"),
         ("glm4_moe", {"expert_group_used_count": 1}, "expert_used_count is 3, but must be 2 at most"),
         ("glm4_moe", {"leading_dense_block_count": 0}, "lacks .* weights, among them model.layers.0.mlp.experts"),
-        ("dots1", {"leading_dense_block_count": 2}, "model.layers.1.mlp"),
+        ("dots1", {"leading_dense_block_count": 2}, "blk.1.ffn_gate_exps"),
         ("qwen3_moe", {"block_count": 3}, "speaks of 3 layers, and the weights have 2"),
         ("exaone_moe", {"attention.sliding_window": None}, "sliding_window is missing"),
     ],

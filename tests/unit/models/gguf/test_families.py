@@ -99,9 +99,9 @@ def test_what_no_key_of_gemma_says(tmp_path: Path) -> None:
     torch.testing.assert_close(ours(path), theirs(model), atol=1e-4, rtol=1e-4)
 
     write_gguf(path, model, keys={"attention.sliding_window_pattern": [False, True] * 3, **unsaid})
-    assert [layer.window for layer in load_model(path).decoder.spec.layers] == [None, 24] * 3
+    assert [layer.attention.window for layer in load_model(path).decoder.spec.layers] == [None, 24] * 3
     write_gguf(path, model, keys={"attention.sliding_window": 0, **unsaid})
-    assert [layer.window for layer in load_model(path).decoder.spec.layers] == [None] * 6
+    assert [layer.attention.window for layer in load_model(path).decoder.spec.layers] == [None] * 6
 
     width = {"attention.key_length": 32, "attention.value_length": 32, "rope.dimension_count": 32}
     for layers, scale in ((6, 32), (62, 16)):

@@ -14,7 +14,7 @@ from forerun.drafters.models.heads.config import (
     layers_spec,
 )
 from forerun.errors import ConfigError
-from forerun.models.fused.spec import DecoderSpec
+from forerun.models.spec.decoder import DecoderSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,8 @@ from forerun.drafters.models.heads.config import (
     norms_of_each,
 )
 from forerun.errors import ConfigError
-from forerun.models.fused.spec import DecoderSpec
+from forerun.models.spec.attention import LatentAttention
+from forerun.models.spec.decoder import DecoderSpec
 
 EAGLE_VERSIONS = (1, 3)
 
@@ -82,7 +83,13 @@ class EagleConfig(DecoderHead):
     @property
     def keys(self) -> KeyShape:
         """Return the shape of the keys of its layers."""
-        return KeyShape(len(self.spec.layers), self.num_kv_heads, *self.spec.cached_widths)
+        return KeyShape(len(self.spec.layers), self.num_kv_heads, *self._cached_widths)
+
+    @property
+    def _cached_widths(self) -> tuple[int, int]:
+        attention = self.spec.attention
+        assert attention is not None
+        return attention.cached_widths
 
     @property
     def spec(self) -> DecoderSpec:
@@ -116,7 +123,7 @@ class EagleConfig(DecoderHead):
             tensors[f"{name}.weight"] = (width,)
         if self.is_mtp:
             tensors[f"{layer}.input_layernorm.weight"] = (hidden,)
-        if self.spec.norm:
+        if self.spec.output.norm:
             tensors["norm.weight"] = (hidden,)
         if self.norm_before_fc:
             tensors |= {f"fc_norm.{i}.weight": (target,) for i in range(len(self.layers))}
@@ -144,16 +151,17 @@ class EagleConfig(DecoderHead):
     def further_parts(self) -> dict[str, bool]:
         """Return parts that a published head may have and none that forerun trains, and whether this one has them."""
         spec = self.spec
+        first = spec.layers[0]
         rope = self.rope_scaling.get("rope_type")
         return {
             f"{len(spec.layers)} layers": len(spec.layers) > 1,
             "biases": bool(self.biases),
-            "norms of queries and keys": "query_norm" in spec.modules,
+            "norms of queries and keys": "query_norm" in first.all_norms,
             "one norm of all states": self.norm_all_before_fc,
             f"rotation {rope}": rope is not None,
-            "gated attention": "attention_gate" in spec.modules,
-            "latent attention": spec.latent is not None,
-            "experts": spec.layers[0].has_experts,
+            "gated attention": "attention_gate" in first.roles,
+            "latent attention": isinstance(first.attention, LatentAttention),
+            "experts": first.experts is not None,
         }
 
     @property

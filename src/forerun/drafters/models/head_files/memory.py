@@ -14,7 +14,6 @@ from forerun.models.attention.base import LayerAttention, Planner
 from forerun.models.attention.native import PathPlanner
 from forerun.models.attention.reference import ReferenceAttention
 from forerun.models.decoders import served_kind
-from forerun.models.fused.families import spec_of
 from forerun.models.loading.find_source import find_source
 from forerun.models.memory_plan import ModelMemory, other_nbytes
 from forerun.models.weight_plan import WeightPlan, library_for
@@ -75,7 +74,8 @@ def _gives_output(target_name: str | Path) -> bool:
     """Return whether heads can compute with the output layer of a target, where the native kernels compute it."""
     source = find_source(target_name)
     config = source.plain_config()
-    return served_kind("auto", source, config) == "fused" and "head" not in spec_of(config).biases
+    _, spec = served_kind("auto", source, config)
+    return spec is not None and not spec.output.has_bias
 
 
 def _layers_nbytes(header: HeadHeader, plan: WeightPlan, *, may_share: bool) -> int:

@@ -12,8 +12,11 @@ from torch import Tensor
 
 from forerun.errors import ConfigError, ModelLoadError, UnsupportedModelError
 from forerun.kernels.quantize import QuantizedWeight
-from forerun.models.fused.spec import HEAD_NORMS, LLAMA_MODULES, NORM_OWNERS, QKV, DecoderSpec, LayerSpec
 from forerun.models.loading.configuration import PlainConfig
+from forerun.models.spec.attention import HEAD_NORMS, LLAMA_ATTENTION, QKV, Attention, Rope
+from forerun.models.spec.decoder import DecoderSpec, Norms, Output
+from forerun.models.spec.feed_forward import LLAMA_FEED, FeedForward
+from forerun.models.spec.layer import LayerSpec
 from forerun.utils.foreign_errors import REMEDY
 from forerun.utils.json_file import ErrorType, Fields
 
@@ -168,18 +171,32 @@ def layers_spec(config: DecoderHead, *, head_norms: bool, norms_first: bool = Tr
         norms_first: the attention of the first layer reads what "input_layernorm" gives.
         norm: the final one; empty: there is none.
     """
-    layer = LayerSpec(config.sliding_window)
-    return DecoderSpec(
-        *(config.num_heads, config.num_kv_heads, config.head_dim, config.hidden_size, config.intermediate_size),
-        layers=(replace(layer, norms_input=norms_first), *[layer] * (config.num_layers - 1)),
-        rotations=((None, rope_parameters(config)),),
-        rotated=config.head_dim,
-        scale=config.head_dim**-0.5,
-        eps=config.rms_norm_eps,
-        modules=LLAMA_MODULES | (HEAD_NORMS if head_norms else {}),
-        norm_owners={**NORM_OWNERS, "input_norm": "norms_input"},
-        norm=norm,
+    layer = LayerSpec(
+        hidden=config.hidden_size,
+        attention=Attention(
+            num_heads=config.num_heads,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            scale=config.head_dim**-0.5,
+            rotated=config.head_dim,
+            window=config.sliding_window,
+            modules=LLAMA_ATTENTION | (HEAD_NORMS if head_norms else {}),
+        ),
+        feed_forward=FeedForward(intermediate_size=config.intermediate_size, modules=LLAMA_FEED),
     )
+    first = layer if norms_first else without_input_norm(layer)
+    return DecoderSpec(
+        hidden=config.hidden_size,
+        layers=(first, *[layer] * (config.num_layers - 1)),
+        ropes=(Rope(rope_parameters(config), config.head_dim),),
+        norms=Norms(config.rms_norm_eps),
+        output=Output(norm),
+    )
+
+
+def without_input_norm(layer: LayerSpec) -> LayerSpec:
+    """Return a layer whose attention reads rows as they are."""
+    return replace(layer, norms={role: module for role, module in layer.norms.items() if role != "input_norm"})
 
 
 def rope_parameters(config: DecoderHead) -> dict[str, Any]:
@@ -199,12 +216,12 @@ def layer_tensors(spec: DecoderSpec, prefix: str, width: int) -> dict[str, tuple
 
     width: of that. prefix: how the names begin.
     """
-    own = replace(spec.layers[0], norms_input=False)
+    own = without_input_norm(spec.layers[0])
     shapes: dict[str, tuple[int, ...]] = {
-        spec.modules[role]: (spec.out_features(role), width if role in QKV else spec.in_features(role))
-        for role in spec.roles(own)
+        own.module(role): (own.out_features(role), width if role in QKV else own.in_features(role))
+        for role in own.roles
     }
-    shapes |= {spec.modules[role]: (spec.norm_width(role),) for role in spec.norms(own)}
+    shapes |= {own.module(role): (own.norm_width(role),) for role in own.all_norms}
     return {f"{prefix}.{name}.weight": shape for name, shape in shapes.items()}
 
 

@@ -155,8 +155,8 @@ def head_modules(made: HeadLayers, config: DecoderHead, output: Linear) -> tuple
     root.config = config.rope_config  # type: ignore[assignment]
     root.dtype = made.takes  # type: ignore[assignment]
     table = torch.empty(config.draft_vocab_size, spec.hidden, device="meta")
-    outer = _parameter(root, f"{spec.base}.{spec.embedding}.weight", table)
-    place(root, spec.head, outer)
+    outer = _parameter(root, f"{spec.base}.{spec.embeddings.module}.weight", table)
+    place(root, spec.output.module, outer)
     place(root, f"{spec.base}.{spec.layer_list}", nn.ModuleList(nn.Module() for _ in spec.layers))
     for name, tensor in made.head.tensors.items():
         if name.startswith(("layers.", "midlayer.")) or name == "norm.weight":

@@ -23,12 +23,13 @@ from forerun.drafters.models.heads.config import StoredHead, check_forms, check_
 from forerun.drafters.models.heads.fingerprint import Fingerprint, sampled_ids, sampled_signs, target_fingerprint
 from forerun.errors import ConfigError, ModelLoadError, UnsupportedModelError
 from forerun.models.base import LanguageModel
-from forerun.models.fused.families import refusal, spec_of
-from forerun.models.fused.spec import DecoderSpec
+from forerun.models.fused.families import description_of
 from forerun.models.loading.configuration import context_length
 from forerun.models.loading.find_source import find_source
 from forerun.models.loading.fused_modules import by_parameter, layer_modules
 from forerun.models.loading.weights import TensorSlice
+from forerun.models.spec.decoder import DecoderSpec, Embeddings
+from forerun.models.spec.feed_forward import LLAMA_FEED, AnyFeedForward, FeedForward
 from forerun.utils.foreign_errors import REMEDY
 
 _log = logging.getLogger(__name__)
@@ -160,20 +161,22 @@ def find_mtp(name: str | Path) -> CarriedMtp:
     """
     source = find_source(name)
     config: Any = source.config().get_text_config()
-    slices = source.checkpoint(source.config(), torch.float32).slices
+    description = description_of(config)
+    spec = description.served
+    slices = source.checkpoint(source.config(), torch.float32, spec).slices
     namings = _namings(config.num_hidden_layers)
     naming = next(
         (way for way in namings for each in slices if each in way.renamed or each.startswith(way.block)), None
     )
     if naming is None:
         raise _missing(source.name, config, slices)
-    if reason := refusal(config):
+    if spec is None:
         raise UnsupportedModelError(
-            f"{source.name}: its MTP layer is one of a model that the fused decoder does not compute: {reason}. Take "
-            "another drafter."
+            f"{source.name}: its MTP layer is one of a model that the fused decoder does not compute: "
+            f"{description.refusal}. Take another drafter."
         )
-    found = _tensors(slices, naming, spec_of(config))
-    head = _config(config, found, naming)
+    found = _tensors(slices, naming, spec)
+    head = _config(config, spec, found, naming)
     if unknown := sorted(found.keys() - head.tensors().keys() - {_EMBEDDING, _OUTPUT}):
         raise UnsupportedModelError(
             f"{source.name}: its MTP layer has {_named(unknown)}, which no layer of the target has: one like these is "
@@ -202,7 +205,7 @@ def read_mtp(target: LanguageModel, name: str) -> StoredHead[EagleConfig]:
     tensors = {each: found[each][...] for each in head.tensors()}
     for each in head.entry_norms:  # the decoder adds it to its own
         norm = tensors[f"{each}.weight"]
-        tensors[f"{each}.weight"] = norm.to(torch.promote_types(norm.dtype, torch.float32)) + head.spec.norm_offset
+        tensors[f"{each}.weight"] = norm.to(torch.promote_types(norm.dtype, torch.float32)) + head.spec.norms.offset
     if carried.state_first:
         tensors["fc.weight"] = torch.cat(tensors["fc.weight"].chunk(2, 1)[::-1], 1)
     check_values(tensors, name, ModelLoadError, REMEDY)
@@ -244,25 +247,20 @@ def _tensors(slices: Mapping[str, TensorSlice], naming: _Naming, spec: DecoderSp
     return found | {f"layers.0.{each.removeprefix(layer)}": one for each, one in by_parameter(spec, block).items()}
 
 
-def _config(config: Any, found: Mapping[str, TensorSlice], naming: _Naming) -> CarriedConfig:
+def _config(config: Any, spec: DecoderSpec, found: Mapping[str, TensorSlice], naming: _Naming) -> CarriedConfig:
     """Return the configuration of the layer, which is like the target's last one with attention, but for the kind and
     the width of its feed-forward part."""
-    spec = spec_of(config)
-    own = next((layer for layer in reversed(spec.layers) if layer.attends), spec.layers[-1])
-    has_experts = spec.experts is not None and f"layers.0.{spec.experts.router}.weight" in found
-    up = found.get(f"layers.0.{spec.modules.get('up')}.weight")
+    own = next((layer for layer in reversed(spec.layers) if layer.attention is not None), spec.layers[-1])
+    attention = own.attention or spec.attention
+    assert attention is not None
+    feed_forward = _feed_forward(spec, found)
     decoder = replace(
         spec,
-        layers=(replace(own, has_experts=has_experts),),
-        intermediate=spec.intermediate if up is None else up.get_shape()[0] // len(spec.sharing("up")),
+        layers=(replace(own, feed_forward=feed_forward),),
+        embeddings=Embeddings(),
+        output=replace(spec.output, norm="norm", module="lm_head"),
         base="model",
-        embedding="embed_tokens",
         layer_list="layers",
-        norm="norm",
-        head="lm_head",
-        positions=None,
-        norms_embeddings=False,
-        embedding_scale=1.0,
     )
     return CarriedConfig(
         version=1,
@@ -271,17 +269,33 @@ def _config(config: Any, found: Mapping[str, TensorSlice], naming: _Naming) -> C
         draft_vocab_size=config.vocab_size,
         hidden_size=spec.hidden,
         target_hidden_size=spec.hidden,
-        num_heads=spec.num_heads,
-        num_kv_heads=spec.num_kv_heads,
-        head_dim=spec.head_dim,
-        intermediate_size=max(1, decoder.intermediate),
+        num_heads=attention.num_heads,
+        num_kv_heads=attention.num_kv_heads,
+        head_dim=attention.head_dim,
+        intermediate_size=getattr(feed_forward, "intermediate_size", None)
+        or getattr(config, "intermediate_size", None)
+        or 1,
         layers=(len(spec.layers),),
-        rms_norm_eps=spec.eps,
+        rms_norm_eps=spec.norms.eps,
         max_positions=context_length(config),
         norm_output=naming.norm_output,
         decoder=decoder,
         target=config,
     )
+
+
+def _feed_forward(spec: DecoderSpec, found: Mapping[str, TensorSlice]) -> AnyFeedForward:
+    """Return the feed-forward layer: the target's experts where the layer has a router, else a dense one as wide as it
+    is stored."""
+    if spec.experts is not None and f"layers.0.{spec.experts.router}.weight" in found:
+        return spec.experts
+    feeds = [layer.feed_forward for layer in spec.layers]
+    dense = next((feed for feed in feeds if isinstance(feed, FeedForward)), None)
+    if dense is None:
+        activation = next((feed.activation for feed in feeds if feed is not None), "silu")
+        dense = FeedForward(intermediate_size=1, activation=activation, modules=LLAMA_FEED)
+    up = found.get(f"layers.0.{dense.modules['up']}.weight")
+    return dense if up is None else replace(dense, intermediate_size=up.get_shape()[0] // len(dense.sharing("up")))
 
 
 def _shared(

@@ -11,10 +11,10 @@ import torch
 
 from forerun.errors import ModelLoadError
 from forerun.models.fused.experts import joined
-from forerun.models.fused.parts import EXPERT, Experts
-from forerun.models.fused.spec import SHARED, DecoderSpec
 from forerun.models.loading.gguf.header import REMEDY, brief
 from forerun.models.loading.gguf.tensors import PLAIN_TYPES, GgufTensor
+from forerun.models.spec.decoder import DecoderSpec
+from forerun.models.spec.feed_forward import EXPERT, Experts
 
 _SHARED = {"shared_gate": "ffn_gate_shexp", "shared_up": "ffn_up_shexp", "shared_down": "ffn_down_shexp"}
 _STACKS = {
@@ -48,20 +48,20 @@ class ExpertTensors:
             return cls()
         names, shapes, kinds = dict[str, tuple[str, int]](), dict[str, tuple[int, ...]](), ("weight", "bias")
         for role, name in _SHARED.items():
-            if role in spec.modules:
-                place = [each for each in spec.sharing(role) if each in SHARED].index(role)
-                names |= {f"blk.0.{name}.{kind}": (f"{layer}{spec.modules[role]}.{kind}", place) for kind in kinds}
+            if role in experts.modules:
+                place = experts.sharing(role).index(role)
+                names |= {f"blk.0.{name}.{kind}": (f"{layer}{experts.modules[role]}.{kind}", place) for kind in kinds}
         names |= {f"blk.0.ffn_gate_inp.{kind}": (f"{layer}{experts.router}.{kind}", 0) for kind in kinds}
-        if experts.shared_switch is not None:
-            switch = f"{layer}{experts.shared_switch}.weight"
+        if experts.shared_expert_gate is not None:
+            switch = f"{layer}{experts.shared_expert_gate}.weight"
             names["blk.0.ffn_gate_inp_shexp.weight"], shapes[switch] = (switch, 0), (1, spec.hidden)
         if experts.router_norm is not None:
             names["blk.0.ffn_gate_inp.scale"] = layer + experts.router_norm, 0
-        if experts.share_scales is not None:
-            names["blk.0.ffn_down_exps.scale"] = layer + experts.share_scales, 0
-        if experts.bias is not None:
-            bias = layer + experts.bias
-            names["blk.0.exp_probs_b.bias"], shapes[bias] = (bias, 0), experts.bias_shape or (experts.count,)
+        if experts.per_expert_scale is not None:
+            names["blk.0.ffn_down_exps.scale"] = layer + experts.per_expert_scale, 0
+        if experts.e_score_correction_bias is not None:
+            bias = layer + experts.e_score_correction_bias
+            names["blk.0.exp_probs_b.bias"], shapes[bias] = (bias, 0), experts.bias_shape or (experts.num_experts,)
         return cls(names, shapes, layer)
 
     def apart(self, spec: DecoderSpec, name: str, tensor: GgufTensor, place: str) -> Iterator[tuple[str, GgufTensor]]:
@@ -77,17 +77,17 @@ class ExpertTensors:
         experts, roles = spec.experts, _STACKS.get(path, ())
         if experts is None or not roles or kind not in ("weight", "bias"):
             return
-        size = spec.out_features(roles[0])
-        inner = (spec.in_features(roles[0]),) if kind == "weight" else ()
-        expected = (experts.count, size * len(roles), *inner)
+        size = experts.out_features(roles[0]) or spec.hidden
+        inner = (experts.in_features(roles[0]) or spec.hidden,) if kind == "weight" else ()
+        expected = (experts.num_experts, size * len(roles), *inner)
         if tensor.shape != expected:
             raise ModelLoadError(
                 f"{place}: the tensor {brief(tensor.name)} has the shape {list(tensor.shape)}, and {list(expected)} by "
-                f"the metadata, whose expert_count is {experts.count}. {REMEDY}"
+                f"the metadata, whose expert_count is {experts.num_experts}. {REMEDY}"
             )
-        rows = tensor.blocks.reshape(experts.count, size * len(roles), -1)
+        rows = tensor.blocks.reshape(experts.num_experts, size * len(roles), -1)
         for part, role in enumerate(roles):
-            for expert in range(experts.count):
+            for expert in range(experts.num_experts):
                 blocks = rows[expert, part * size :][:size]
                 own = replace(
                     tensor,
@@ -95,7 +95,7 @@ class ExpertTensors:
                     shape=(size, *inner),
                     blocks=blocks if inner else blocks.reshape(-1),
                 )
-                yield f"{self.layer}{experts.modules[role].format(expert)}.{kind}", own
+                yield f"{self.layer}{experts.module(role, expert)}.{kind}", own
 
 
 @dataclass(frozen=True, slots=True)

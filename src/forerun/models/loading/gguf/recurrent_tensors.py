@@ -9,32 +9,35 @@ from math import prod
 import torch
 from torch import Tensor
 
-from forerun.models.fused.parts import RECURRENT_ROLES, Recurrence
-from forerun.models.fused.spec import DecoderSpec
 from forerun.models.loading.gguf.tensors import GgufTensor
+from forerun.models.spec.recurrence import RECURRENT_ROLES, Recurrence
 
 _STATES = {
     "norm": "ssm_norm.weight",
-    "rate": "ssm_a",
-    "step_bias": "ssm_dt.bias",
-    "skip": "ssm_d",
-    "taps": "ssm_conv1d",
+    "A_log": "ssm_a",
+    "dt_bias": "ssm_dt.bias",
+    "D": "ssm_d",
+    "conv1d": "ssm_conv1d",
 }
 _NAMES: Mapping[str, Mapping[str, str]] = {
-    "short_convolution": {"mixed": "shortconv.in_proj", "mixed_out": "shortconv.out_proj", "taps": "shortconv.conv"},
+    "short_convolution": {
+        "in_proj_qkv": "shortconv.in_proj",
+        "out_proj": "shortconv.out_proj",
+        "conv1d": "shortconv.conv",
+    },
     "delta_rule": {
-        "mixed": "attn_qkv",
-        "mixed_gate": "attn_gate",
-        "beta": "ssm_beta",
-        "decay": "ssm_alpha",
-        "mixed_out": "ssm_out",
+        "in_proj_qkv": "attn_qkv",
+        "in_proj_z": "attn_gate",
+        "in_proj_b": "ssm_beta",
+        "in_proj_a": "ssm_alpha",
+        "out_proj": "ssm_out",
         **_STATES,
     },
-    "state_space": {"mixed": "ssm_in", "mixed_out": "ssm_out", **_STATES},
+    "state_space": {"in_proj_qkv": "ssm_in", "out_proj": "ssm_out", **_STATES},
 }
-"""Role or number of a kind of recurrence -> llama.cpp's name of it. The first of the roles that share a module names
+"""Role or parameter of a kind of recurrence -> llama.cpp's name of it. The first of the roles that share a module names
 it."""
-_WITH_KIND = {*RECURRENT_ROLES, "taps"}
+_WITH_KIND = {*RECURRENT_ROLES, "conv1d"}
 """Those that may have a weight and a bias."""
 
 
@@ -56,21 +59,20 @@ class RecurrentTensors:
     rates: frozenset[str] = frozenset()
 
     @classmethod
-    def of(cls, spec: DecoderSpec, layer: str, *, is_tiled: bool) -> RecurrentTensors:
-        """Return those of a decoder.
+    def of(cls, shape: Recurrence | None, layer: str, *, is_tiled: bool) -> RecurrentTensors:
+        """Return those of a decoder with such layers, if there are any.
 
         Args:
             layer: the path of layer 0, with a dot behind it. is_tiled: value heads of the file are.
         """
-        shape = spec.recurrence
         if shape is None:
             return cls()
         names, parameters = dict[str, tuple[str, int]](), dict[str, str]()
-        for part, theirs in _names(spec, shape).items():
-            path = spec.modules.get(part) or shape.numbers.get(part)
+        for part, theirs in _names(shape).items():
+            path = shape.modules.get(part) or shape.parameters.get(part)
             if path is None:
                 continue
-            place = int(part == "mixed_gate" and path == spec.modules["mixed"])
+            place = int(part == "in_proj_z" and path == shape.modules["in_proj_qkv"])
             parameters[part] = f"{layer}{path}.weight" if part in (*_WITH_KIND, "norm") else layer + path
             for kind in ("weight", "bias") if part in _WITH_KIND else ():
                 names[f"blk.0.{theirs}.{kind}"] = f"{layer}{path}.{kind}", place
@@ -78,23 +80,25 @@ class RecurrentTensors:
                 names[f"blk.0.{theirs}"] = parameters[part], 0
         reordered = is_tiled and not shape.heads_are_tiled and shape.heads != shape.key_heads
         rows = {parameters[part]: order for part, order in _grouped(shape).items()} if reordered else {}
-        if parameters.get("mixed_gate") == parameters["mixed"]:  # the converter puts all gates behind
-            runs = [run for part in ("mixed", "mixed_gate") if (run := shape.rows(part)) is not None]
-            rows[parameters["mixed"]] = torch.cat(runs).argsort()
-        out = parameters["mixed_out"]
+        if parameters.get("in_proj_z") == parameters["in_proj_qkv"]:  # the converter puts all gates behind
+            runs = [
+                run for part in ("in_proj_qkv", "in_proj_z") if (run := shape.rows(part, in_pairs=False)) is not None
+            ]
+            rows[parameters["in_proj_qkv"]] = torch.cat(runs).argsort()
+        out = parameters["out_proj"]
         columns = {out: rows.pop(out)} if reordered else {}
-        sizes = {"taps": (shape.channels, 1, shape.num_taps), "norm": (-1,), **dict.fromkeys(_HEADS, (-1,))}
+        sizes = {"conv1d": (shape.channels, 1, shape.conv_kernel), "norm": (-1,), **dict.fromkeys(_HEADS, (-1,))}
         shapes = {parameters[part]: size for part, size in sizes.items() if part in parameters}
-        rates = frozenset(parameters[part] for part in ("rate",) if part in parameters)
+        rates = frozenset(parameters[part] for part in ("A_log",) if part in parameters)
         return cls(names, shapes, rows, columns, rates)
 
 
-def _names(spec: DecoderSpec, shape: Recurrence) -> dict[str, str]:
-    """Return llama.cpp's names by role or number. One of beta and decay together is not taken apart."""
+def _names(shape: Recurrence) -> dict[str, str]:
+    """Return llama.cpp's names by role or parameter. One of beta and decay together is not taken apart."""
     names = {**_NAMES[shape.kind]}
-    if "beta" in names and spec.modules["beta"] == spec.modules["decay"]:
-        names |= {"beta": "ssm_ba"}
-        del names["decay"]
+    if "in_proj_b" in names and shape.modules["in_proj_b"] == shape.modules["in_proj_a"]:
+        names |= {"in_proj_b": "ssm_ba"}
+        del names["in_proj_a"]
     return names
 
 
@@ -108,18 +112,18 @@ def shaped(shapes: Mapping[str, tuple[int, ...]], parameter: str, tensor: GgufTe
     return replace(tensor, shape=shape, blocks=rows)
 
 
-_HEADS = ("rate", "step_bias", "skip")
+_HEADS = ("A_log", "dt_bias", "D")
 """Numbers of each head."""
 
 
 def _grouped(shape: Recurrence) -> dict[str, Tensor]:
-    """Return where tiled heads stand by role or number, those of a key head one after another."""
+    """Return where tiled heads stand by role or parameter, those of a key head one after another."""
     heads = torch.arange(shape.heads).view(-1, shape.key_heads).T.reshape(-1)
     values = (heads[:, None] * shape.value_width + torch.arange(shape.value_width)).reshape(-1)
     channels, first = torch.arange(shape.channels), shape.starts["value"]
     channels[first : first + len(values)] = first + values
     return {
-        **dict.fromkeys(("mixed", "taps"), channels),
-        **dict.fromkeys(("mixed_gate", "mixed_out"), values),
-        **dict.fromkeys(("beta", "decay", "rate", "step_bias"), heads),
+        **dict.fromkeys(("in_proj_qkv", "conv1d"), channels),
+        **dict.fromkeys(("in_proj_z", "out_proj"), values),
+        **dict.fromkeys(("in_proj_b", "in_proj_a", "A_log", "dt_bias"), heads),
     }

@@ -14,6 +14,7 @@ import torch
 from forerun.errors import ModelLoadError
 from forerun.kernels.block_weight import BLOCK_TYPES, BlockType, BlockWeight
 from forerun.kernels.quantize import QuantizedFormat, QuantizedWeight
+from forerun.models.fused.families import spec_of
 from forerun.models.loading.configuration import PlainConfig, token_ids_of
 from forerun.models.loading.gguf.configuration import read_gguf_config, transformers_config
 from forerun.models.loading.gguf.file import GgufFile, part_paths
@@ -24,6 +25,7 @@ from forerun.models.loading.gguf.token_list import TokenList
 from forerun.models.loading.gguf.tokenizer import eos_token_ids, read_tokenizer, read_tokens
 from forerun.models.loading.source import ModelSource
 from forerun.models.loading.weights import Checkpoint
+from forerun.models.spec.decoder import DecoderSpec
 
 _FORMATS: Mapping[str, str] = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 """Type of tensor -> number format, of those that are not quantized."""
@@ -44,7 +46,7 @@ class GgufSource(ModelSource):
 
     def __init__(self, name: str, path: Path) -> None:
         self.name, self.path = name, path
-        self._packed: tuple[Any, PackedWeights] | None = None  # of the last configuration
+        self._packed: tuple[DecoderSpec | None, PackedWeights] | None = None  # of the last spec
 
     @cached_property
     def file(self) -> GgufFile:
@@ -85,36 +87,37 @@ class GgufSource(ModelSource):
         """Return the tokens that end an output; ids that are no token are left out (`ModelSource.eos_token_ids`)."""
         return token_ids_of(self.eos_ids, config)
 
-    def checkpoint(self, config: Any, dtype: torch.dtype) -> Checkpoint:
+    def checkpoint(self, config: Any, dtype: torch.dtype, spec: DecoderSpec | None = None) -> Checkpoint:
         """Return the tensors by the names that Transformers gives them, not read yet (`ModelSource.checkpoint`): one
         tensor is dequantized at a time."""
-        return Checkpoint(
-            open_slices(self.packed_weights(config), config, dtype), f"the metadata of {self.path}", REMEDY
-        )
+        spec = spec or spec_of(config)  # names depend on it, whatever computes the model
+        is_tied: bool = config.tie_word_embeddings
+        slices = open_slices(self.packed_weights(spec), spec, dtype, is_tied=is_tied)
+        return Checkpoint(slices, f"the metadata of {self.path}", REMEDY)
 
-    def packed_weights(self, config: Any) -> PackedWeights:
+    def packed_weights(self, spec: DecoderSpec | None) -> PackedWeights:
         """Return the packed tensors of the file, by Transformers' names and with rows in Transformers' order; empty if
         weights are not packed (`ModelSource.packed_weights`)."""
-        if self._packed is None or self._packed[0] is not config:
-            self._packed = config, PackedWeights(self.file, config)
+        if self._packed is None or self._packed[0] is not spec:
+            self._packed = spec, PackedWeights(self.file, spec or spec_of(self.config()))
         return self._packed[1]
 
-    def quantized_weight(self, config: Any) -> Callable[[str], QuantizedWeight | None]:
+    def quantized_weight(self, spec: DecoderSpec | None) -> Callable[[str], QuantizedWeight | None]:
         """Return a function that returns a quantized weight of the files by Transformers' name, with rows in
         Transformers' order, or None if none can be served as stored (`ModelSource.quantized_weight`)."""
-        packed = self.packed_weights(config)
+        packed = self.packed_weights(spec)
         return lambda name: weight_to_keep(packed[name]) if name in packed else None
 
-    def quantized_format(self, config: Any) -> Callable[[str], QuantizedFormat | None]:
+    def quantized_format(self, spec: DecoderSpec | None) -> Callable[[str], QuantizedFormat | None]:
         """Return a function that returns the format of a weight of `quantized_weight` by name; no numbers are read
         (`ModelSource.quantized_format`)."""
-        packed = self.packed_weights(config)
+        packed = self.packed_weights(spec)
         return lambda name: form_to_keep(packed.type_name(name), packed.shape(name)) if packed.in_blocks(name) else None
 
-    def blocks(self, config: Any) -> Callable[[str], BlockWeight | None]:
+    def blocks(self, spec: DecoderSpec) -> Callable[[str], BlockWeight | None]:
         """Return a function that returns a matrix of the file in blocks by Transformers' name, with rows in
         Transformers' order, or None for other tensors (`ModelSource.blocks`)."""
-        packed = self.packed_weights(config)
+        packed = self.packed_weights(spec)
 
         def block(name: str) -> BlockWeight | None:
             self.file.release()  # what was read before
@@ -122,9 +125,9 @@ class GgufSource(ModelSource):
 
         return block
 
-    def block_form(self, config: Any) -> Callable[[str], BlockType | None]:
+    def block_form(self, spec: DecoderSpec) -> Callable[[str], BlockType | None]:
         """Return a function that returns the types of `blocks`; no tensor is read (`ModelSource.block_form`)."""
-        packed = self.packed_weights(config)
+        packed = self.packed_weights(spec)
 
         def form(name: str) -> BlockType | None:
             is_matrix = packed.in_blocks(name) and len(packed.shape(name)) == 2

@@ -15,17 +15,19 @@ import torch
 
 from forerun.errors import ModelLoadError, UnsupportedModelError
 from forerun.models.fused.experts import stacked
-from forerun.models.fused.families import spec_of
-from forerun.models.fused.parts import RECURRENT_ROLES
-from forerun.models.fused.spec import LLAMA_MODULES, NORMS, SHARED, DecoderSpec
 from forerun.models.loading.gguf.architecture import NEXT_TOKENS
 from forerun.models.loading.gguf.architectures import ARCHITECTURES
 from forerun.models.loading.gguf.configuration import HEAD, architecture_of
 from forerun.models.loading.gguf.expert_tensors import ExpertTensors, Stack
 from forerun.models.loading.gguf.file import GgufFile
 from forerun.models.loading.gguf.header import REMEDY, brief
+from forerun.models.loading.gguf.recurrent_architectures import RECURRENT_ARCHITECTURES
 from forerun.models.loading.gguf.recurrent_tensors import RecurrentTensors, shaped
 from forerun.models.loading.gguf.tensors import PLAIN_TYPES, GgufTensor
+from forerun.models.spec.attention import AnyAttention, Attention, LatentAttention
+from forerun.models.spec.decoder import DecoderSpec
+from forerun.models.spec.feed_forward import LLAMA_FEED, SHARED
+from forerun.models.spec.recurrence import Recurrence
 
 _LAYER = re.compile(r"blk\.(0|[1-9]\d{0,5})\.")
 _COMPUTED = re.compile(r"rope_(freqs|factors_(long|short))\.weight|blk\.\d+\.attn_rot_embd\.weight")
@@ -45,7 +47,7 @@ _FUSED = ("blk.0.attn_qkv.weight", "blk.0.attn_qkv.bias")
 
 def _is_shared(role: str, module: str) -> bool:
     """Return whether a role is of an expert that every row is given to, and whose module is no ordinary one."""
-    return role in SHARED and module != LLAMA_MODULES[role.removeprefix("shared_")]
+    return role in SHARED and module != LLAMA_FEED[role.removeprefix("shared_")]
 
 
 def _of_first(parameter: str) -> str:
@@ -53,42 +55,57 @@ def _of_first(parameter: str) -> str:
     return re.sub(r"\d+", "0", parameter, count=1)
 
 
-def _parameters(names: Any, spec: DecoderSpec, layer: str, own: Iterable[str]) -> dict[str, tuple[str, int]]:
+def _modules(spec: DecoderSpec) -> dict[str, str]:
+    """Return the modules of a layer by role, of all layers together, but for those of recurrences."""
+    found = dict[str, str]()
+    for layer in spec.layers:
+        found |= layer.norms
+        for part in layer.parts:
+            found |= {} if isinstance(part, Recurrence) else part.modules
+    return found
+
+
+def _parameters(
+    names: Any, spec: DecoderSpec, layer: str, own: Iterable[str], *, is_hybrid: bool
+) -> dict[str, tuple[str, int]]:
     """Return the parameters of what is not recurrent by the names of their tensors, each with the tensor's place among
     those that are one parameter.
 
     Args:
         names: of `name_map`. layer: the path of layer 0, with a dot behind it. own: modules outside of layers.
+        is_hybrid: of an architecture with recurrent layers.
     """
-    found, kinds = dict[str, tuple[str, int]](), (".weight", ".bias")
-    for path in (
-        *own,
-        *(
-            layer + each
-            for role, each in spec.modules.items()
-            if role not in RECURRENT_ROLES and not _is_shared(role, each)
-        ),
-        *(() if spec.latent is None else (layer + spec.latent.expansion,)),
-    ):
+    found, kinds, modules = dict[str, tuple[str, int]](), (".weight", ".bias"), _modules(spec)
+    paths = [*own, *(layer + each for role, each in modules.items() if not _is_shared(role, each))]
+    attention = spec.attention
+    if isinstance(attention, LatentAttention):
+        paths.append(layer + attention.kv_b_proj)
+    for path in paths:
         found |= {name: (path + kind, 0) for kind in kinds if (name := names.get_name(path + kind, kinds)) is not None}
-    for role, name in _ROLES.items() if spec.recurrence is not None else ():
-        if role in spec.modules:
-            place = [each for each in spec.sharing(role) if each in _ROLES].index(role)
-            found |= {f"blk.0.{name}{kind}": (f"{layer}{spec.modules[role]}{kind}", place) for kind in kinds}
-    if spec.layer_scale is not None:
-        found["blk.0.layer_output_scale.weight"] = layer + spec.layer_scale, 0
-    if spec.sinks is not None:
-        found["blk.0.attn_sinks.weight"] = layer + spec.sinks, 0
+    for role, name in _ROLES.items() if is_hybrid else ():
+        if role in modules:
+            place = [each for each in _ROLES if modules.get(each) == modules[role]].index(role)
+            found |= {f"blk.0.{name}{kind}": (f"{layer}{modules[role]}{kind}", place) for kind in kinds}
+    if spec.layers[0].scalar is not None:
+        found["blk.0.layer_output_scale.weight"] = layer + spec.layers[0].scalar, 0
+    if isinstance(attention, Attention) and attention.sinks is not None:
+        found["blk.0.attn_sinks.weight"] = layer + attention.sinks, 0
     return found
+
+
+def _heads(own: AnyAttention | None) -> dict[str, int]:
+    """Return the heads by the modules whose rows converters permute."""
+    return {} if own is None else {"q_proj": own.num_heads, "k_proj": own.num_kv_heads}
 
 
 def _halves(spec: DecoderSpec) -> dict[str, tuple[int, int]]:
     """Return what newer files have in place of the weight that makes keys and values of latents: the names of a tensor
     for keys and one for values, each with the shape of its part of that weight."""
-    if spec.latent is None:
+    own = spec.attention
+    if not isinstance(own, LatentAttention):
         return {}
-    sizes = {"attn_k_b": spec.head_dim - spec.rotated, "attn_v_b": spec.latent.value_width}
-    return {f"blk.0.{name}.weight": (spec.num_heads * size, spec.latent.rank) for name, size in sizes.items()}
+    sizes = {"attn_k_b": own.head_dim - own.rotated, "attn_v_b": own.v_head_dim}
+    return {f"blk.0.{name}.weight": (own.num_heads * size, own.kv_lora_rank) for name, size in sizes.items()}
 
 
 def name_map(architecture: str, num_layers: int) -> Any:
@@ -115,24 +132,27 @@ class PackedWeights(Mapping[str, GgufTensor]):
         UnsupportedModelError: a tensor has no place in such a model.
     """
 
-    def __init__(self, file: GgufFile, config: Any) -> None:
-        name, self._decoder = architecture_of(file), spec_of(config)
-        architecture, spec = ARCHITECTURES[name], self._decoder
+    def __init__(self, file: GgufFile, spec: DecoderSpec) -> None:
+        name, self._decoder = architecture_of(file), spec
+        architecture = ARCHITECTURES[name]
         self.head = spec.head_weight
-        self._heads = {"q_proj": spec.num_heads, "k_proj": spec.num_kv_heads} if architecture.is_permuted else {}
-        self._base = layer = f"{spec.base}.{spec.layer_list}.0."
-        own = [f"{spec.base}.{spec.embedding}", f"{spec.base}.{spec.norm}", spec.head]
-        if (inputs := spec.token_inputs) is not None:
+        attention, layer = spec.attention, f"{spec.layer_path(0)}."
+        self._heads = _heads(attention) if architecture.is_permuted else {}
+        own = [f"{spec.base}.{spec.embeddings.module}", f"{spec.base}.{spec.output.norm}", spec.output.module]
+        if (inputs := spec.embeddings.per_layer) is not None:
             own += [f"{spec.base}.{each}" for each in (inputs.table, inputs.product, inputs.norm)]
-        self._norms = {layer + spec.modules[role] for role in NORMS if role in spec.modules} | {own[1]}
-        self._recurrence = RecurrentTensors.of(spec, layer, is_tiled=architecture.heads_are_tiled)
+        self._norms = {layer + each.module(role) for each in spec.layers for role in each.all_norms} | {own[1]}
+        self._recurrence = RecurrentTensors.of(spec.recurrence, layer, is_tiled=architecture.heads_are_tiled)
         self._experts = ExpertTensors.of(spec, layer)
         shapes = {**self._recurrence.shapes, **self._experts.shapes}
         halves = _halves(spec)
-        self._expansion = "" if spec.latent is None else f"{layer}{spec.latent.expansion}.weight"
+        self._kv_b_proj = f"{layer}{attention.kv_b_proj}.weight" if isinstance(attention, LatentAttention) else ""
         names = name_map(name, 1)  # what a file says of its number of layers decides nothing here
-        attending = {**_parameters(names, spec, layer, own), **self._experts.names}
-        attending |= {each: (self._expansion, place) for place, each in enumerate(halves)}
+        attending = {
+            **_parameters(names, spec, layer, own, is_hybrid=name in RECURRENT_ARCHITECTURES),
+            **self._experts.names,
+        }
+        attending |= {each: (self._kv_b_proj, place) for place, each in enumerate(halves)}
         recurrent = {**attending, **self._recurrence.names}
         self._tensors: dict[str, dict[int, GgufTensor]] = {}
         unread = spec.unread
@@ -141,7 +161,7 @@ class PackedWeights(Mapping[str, GgufTensor]):
             index = -1 if found is None else int(found[1])
             if index >= len(spec.layers) and NEXT_TOKENS in architecture.reads:
                 continue  # it predicts further tokens
-            is_recurrent = 0 <= index < len(spec.layers) and spec.layers[index].is_recurrent
+            is_recurrent = 0 <= index < len(spec.layers) and spec.layers[index].recurrence is not None
             theirs = _LAYER.sub("blk.0.", tensor.name)
             parameter, place = (recurrent if is_recurrent else attending).get(theirs, ("", 0))
             placed = {parameter: tensor} if parameter else self._taken_apart(theirs, tensor)
@@ -165,10 +185,13 @@ class PackedWeights(Mapping[str, GgufTensor]):
 
     def _taken_apart(self, name: str, tensor: GgufTensor) -> dict[str, GgufTensor]:
         """Return the parameters of queries, keys and values, of a tensor that holds all three; empty if it does not."""
-        spec, (_, _, kind) = self._decoder, name.rpartition(".")
-        roles = [role for role in ("query", "key", "value") if role in spec.modules]
+        attention, (_, _, kind) = self._decoder.attention, name.rpartition(".")
+        if not isinstance(attention, Attention):
+            return {}
+        layer = f"{self._decoder.layer_path(0)}."
+        roles = [role for role in ("query", "key", "value") if role in attention.modules]
         sizes = {
-            f"{self._base}{spec.modules[role]}.{kind}": sum(map(spec.out_features, spec.sharing(role)))
+            f"{layer}{attention.modules[role]}.{kind}": sum(map(attention.out_features, attention.sharing(role)))
             for role in roles
         }
         if name not in _FUSED or len(sizes) != 3 or tensor.shape[:1] != (sum(sizes.values()),):
@@ -184,7 +207,7 @@ class PackedWeights(Mapping[str, GgufTensor]):
     def __getitem__(self, name: str) -> GgufTensor:
         tensor, order, own = self.stored(name), self.order(name), _of_first(name)
         columns, is_rate = self._recurrence.columns.get(own), own in self._recurrence.rates
-        offset = self._decoder.norm_offset if own.removesuffix(".weight") in self._norms else 0.0
+        offset = self._decoder.norms.offset if own.removesuffix(".weight") in self._norms else 0.0
         if columns is not None or is_rate or offset:
             numbers = tensor.dequantize(torch.float32) - offset
             numbers = numbers if columns is None else numbers[:, columns]
@@ -199,14 +222,14 @@ class PackedWeights(Mapping[str, GgufTensor]):
 
     def order(self, name: str) -> torch.Tensor | None:
         """Return the rows of the file's tensor in Transformers' order, [out] int64; None: as they lie."""
-        spec, count = self._decoder, self.shape(name)[0]
+        attention, count = self._decoder.attention, self.shape(name)[0]
         module, own = name.rpartition(".")[0], _of_first(name)
         if own in self._recurrence.rows:
             return self._recurrence.rows[own]
-        is_joined = {"key", "value"} <= {*spec.sharing("query")} if "query" in spec.modules else False
-        if spec.qkv_groups > 1 and is_joined and module.endswith(spec.modules["query"]):
-            # the converter puts all queries first
-            return torch.arange(count).view(3, spec.qkv_groups, -1).transpose(0, 1).reshape(-1)
+        if isinstance(attention, Attention) and attention.qkv_groups > 1:
+            is_joined = {"key", "value"} <= {*attention.sharing("query")}
+            if is_joined and module.endswith(attention.modules["query"]):  # the converter puts all queries first
+                return torch.arange(count).view(3, attention.qkv_groups, -1).transpose(0, 1).reshape(-1)
         heads = self._heads.get(module.rpartition(".")[2])
         return None if heads is None else torch.arange(count).view(heads, -1, 2).transpose(1, 2).reshape(-1)
 
@@ -248,12 +271,14 @@ class PackedWeights(Mapping[str, GgufTensor]):
         return is_theirs and not self._is_halved(name)
 
     def _is_halved(self, name: str) -> bool:
-        return _of_first(name) == self._expansion and len(self._tensors[name]) > 1
+        return _of_first(name) == self._kv_b_proj and len(self._tensors[name]) > 1
 
     def _whole(self, keys: GgufTensor, values: GgufTensor) -> npt.NDArray[np.uint8]:
         """Return the blocks of what makes keys and values of latents. That of keys lies in the file by head, [heads,
         rank, numbers of a key]."""
-        heads, (_, rank) = self._decoder.num_heads, values.shape
+        attention, (_, rank) = self._decoder.attention, values.shape
+        assert attention is not None
+        heads = attention.num_heads
         of_keys = keys.dequantize(torch.float32).view(heads, rank, -1).mT
         of_values = values.dequantize(torch.float32).view(heads, -1, rank)
         return _numbers(torch.cat([of_keys, of_values], 1).flatten(0, 1))
@@ -292,16 +317,18 @@ class _Slice:
         return self.weights[self.name].dequantize(self.dtype)[index]
 
 
-def open_slices(weights: PackedWeights, config: Any, dtype: torch.dtype) -> dict[str, _Slice | Stack]:
+def open_slices(
+    weights: PackedWeights, spec: DecoderSpec, dtype: torch.dtype, *, is_tied: bool
+) -> dict[str, _Slice | Stack]:
     """Return the tensors by Transformers' names, for it to read; a tied output layer is left to it. Those of experts
     are one again; none where parts are missing."""
-    spec, tied = spec_of(config), weights.head if config.tie_word_embeddings else None
-    stacks = stacked(spec)
+    tied = weights.head if is_tied else None
+    stacks, experts = stacked(spec), spec.experts
     parts = {part for experts in stacks.values() for names in experts for part in names}
     found: dict[str, _Slice | Stack] = {
         name: _Slice(weights, name, dtype) for name in weights if name != tied and name not in parts
     }
     for name, each in stacks.items():
-        if spec.experts is not None and all(part in weights for names in each for part in names):
-            found[name] = Stack(weights, spec.experts, each, dtype)
+        if experts is not None and all(part in weights for names in each for part in names):
+            found[name] = Stack(weights, experts, each, dtype)
     return found
