@@ -10,24 +10,24 @@ import structure
 from forerun.kernels.cpu import native
 
 MOST: dict[str, float] = {
-    "files in src": 451,
+    "files in src": 456,
     "top-level entries": 19,
     "options with a flag": 300,
     "options of all kinds": 400,
-    "class names defined more than once": 10,
-    "words of documents": 34_200,
-    "tuple assignments in 1,000 statements": 25.5,
-    "nested conditional expressions": 32,
+    "class names defined more than once": 11,
+    "words of documents": 34_300,
+    "tuple assignments in 1,000 statements": 2.3,
+    "nested conditional expressions": 14,
     "imports inside functions": 321,
-    "lambdas": 313,
+    "lambdas": 312,
     "depth of classes": 4,
-    "public names in several modules": 75,
+    "public names in several modules": 77,
 }
 MOST_ENTERED = {
     "functions entered by generate": 176,
     "files entered by generate": 41,
-    "modules loaded by generate": 194,
-    "files entered by loading a GGUF file": 59,  # how many functions depends on what its self-test had time for
+    "modules loaded by generate": 199,
+    "files entered by loading a GGUF file": 62,  # how many functions depends on what its self-test had time for
 }
 """These are raised on purpose, with a reason in the commit, where a feature pays for its room."""
 tracked = pytest.mark.skipif(not (structure.ROOT / ".git").exists(), reason="tracked files are counted")

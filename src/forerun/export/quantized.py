@@ -75,7 +75,8 @@ def export_quantized(
         ModelLoadError: there is no such model, it cannot be read, or not be quantized.
     """
     check_output(out, force)
-    measured, tokenizer = cost() if cost is not None else NOT_MEASURED, find_tokenizer(model, adapter)
+    measured = cost() if cost is not None else NOT_MEASURED
+    tokenizer = find_tokenizer(model, adapter)
     source = find_source(model)
     config = source.config()
     spec = refuse_unservable(config, source.name).served
@@ -136,7 +137,8 @@ def _parts(model: Any, maker: WeightMaker, spec: DecoderSpec | None, name: str) 
         raise UnsupportedModelError(f"{name} has no linear layers that could be quantized. Serve it as it is.")
     head, embedding, *inner = outer_modules(model, spec)
     for path, module in found.items():
-        is_transposed, key = type(module) is Conv1D, f"{path}.weight"
+        is_transposed = type(module) is Conv1D
+        key = f"{path}.weight"
         stored = module.get_parameter("weight")
         part = Part(key, stored.T if is_transposed else stored, None, is_transposed)
         weight = maker.weight(part, is_outer=module in (head, embedding, *inner))
@@ -167,7 +169,8 @@ def _write_weights(parts: Iterator[dict[str, Tensor]], folder: Path, max_shard_b
             write()
             pending_bytes = 0
         pending.update(part)
-        pending_bytes, total = pending_bytes + size, total + size
+        pending_bytes = pending_bytes + size
+        total = total + size
     write()
     names = [f"model-{number:05}-of-{len(shards):05}.safetensors" for number in range(1, len(shards) + 1)]
     if len(shards) == 1:

@@ -52,7 +52,8 @@ def served_kind(kind: Kind, source: ModelSource, config: Any) -> tuple[Kind, Dec
         UnsupportedModelError: no decoder serves it, or not with its reduced output vocabulary.
     """
     found = refuse_unservable(config, source.name)
-    reason, spec = found.refusal, found.served
+    reason = found.refusal
+    spec = found.served
     if kind == "general" and spec is not None and state_layout(spec) is not None:
         raise UnsupportedModelError(
             f"{source.name} ({config.model_type}) has recurrent layers, which only the fused decoder rolls back. Leave "

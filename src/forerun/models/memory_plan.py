@@ -127,7 +127,8 @@ class ModelMemory:
 
     def with_experts_on_disk(self) -> ModelMemory:
         """Return the same model with its experts in a file."""
-        weights, loading = self.weights - self.experts, self.loading - self.experts
+        weights = self.weights - self.experts
+        loading = self.loading - self.experts
         return replace(self, weights=weights, loading=max(weights, loading), experts=0)
 
     @property
@@ -161,7 +162,8 @@ def model_memory(
     """
     check_dtype(dtype)
     requested = check_quantization(quantize, dtype)
-    target_device, source = resolve_device(device), find_source(name)
+    target_device = resolve_device(device)
+    source = find_source(name)
     config = source.plain_config()
     _, spec = served_kind("auto", source, config)
     plan = WeightPlan.of(
@@ -208,7 +210,9 @@ def _row_width(config: Any, spec: DecoderSpec | None) -> int:
     residual: int = 4 * config.hidden_size
     if spec is None:
         return residual + 2 * (getattr(config, "intermediate_size", None) or residual)
-    inputs, experts, recurrence = spec.embeddings.per_layer, spec.experts, spec.recurrence
+    inputs = spec.embeddings.per_layer
+    experts = spec.experts
+    recurrence = spec.recurrence
     wide = residual + 2 * _intermediate(config, spec)
     if recurrence is not None:
         wide += 3 * recurrence.channels + 2 * recurrence.wide
@@ -248,9 +252,11 @@ def _planner(config: Any, spec: DecoderSpec | None, plan: WeightPlan, cache_dtyp
     if kv_heads < 1 or key_width < 1:
         raise UnsupportedModelError(f"a model of {kv_heads} key heads of width {key_width} cannot be served.")
     layer = LayerAttention(kv_heads, max(1, heads // kv_heads), key_width, value_width, AttentionShape(key_width**-0.5))
-    layers, states = [layer] * config.num_hidden_layers, None
+    layers = [layer] * config.num_hidden_layers
+    states = None
     if spec is not None:
-        layers, states = attentions_of(spec), state_layout(spec)
+        layers = attentions_of(spec)
+        states = state_layout(spec)
     if plan.is_triton or plan.library is not None:
         device_pages = triton_backend().page_layout(layers, cache_dtype, plan.device) if plan.is_triton else None
         planner: Planner = PathPlanner(layers, cache_dtype, device_pages)

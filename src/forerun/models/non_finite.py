@@ -69,7 +69,8 @@ def _of_fused(decoder: FusedDecoder) -> Iterator[tuple[str, Tensor]]:
     parts.append((f"{spec.base}.{spec.embeddings.positions}.weight", decoder.positions))
     parts += decoder.token_parts.items()
     for index, layer in enumerate(decoder.layers):
-        own, path = layer.spec, spec.layer_path(index)
+        own = layer.spec
+        path = spec.layer_path(index)
         parts.append((f"{path}.{own.scalar}", layer.scale))
         parts.append((f"{path}.{getattr(own.feed_forward, 'xielu', None)}", layer.curve))
         if layer.recurrence is not None:

@@ -306,7 +306,8 @@ class WeightPlan:
         """Plan the products of a fused decoder's layers."""
         found = []
         for index, own in enumerate(spec.layers):
-            path, count = spec.layer_path(index), 1
+            path = spec.layer_path(index)
+            count = 1
             groups = roles_of_products(own.roles, is_native=self.is_native)
             if own.experts is not None:
                 groups += roles_of_products(EXPERT, is_native=self.is_native)
@@ -323,7 +324,8 @@ class WeightPlan:
 
     def _module_products(self, model: Any) -> list[PlannedProduct]:
         """Plan the products of Transformers' modules but the output layer: linear layers, each alone."""
-        head, found = model.get_output_embeddings(), []
+        head = model.get_output_embeddings()
+        found = []
         for path, module in model.named_modules():
             if module is not head and (shape := linear_shape(module)) is not None:
                 found.append(self.product([[f"{path}.weight"]], [shape[0]], shape[1]))
@@ -331,7 +333,8 @@ class WeightPlan:
 
     def _outer_products(self, model: Any, spec: DecoderSpec | None, num_outputs: int | None) -> list[PlannedProduct]:
         """Plan embedding and output layer, and in a fused decoder the inputs that tokens give layers."""
-        head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+        head = model.get_output_embeddings()
+        embedding = model.get_input_embeddings()
         named = {module: f"{path}.weight" for path, module in model.named_modules() if module in (head, embedding)}
         found = []
         if spec is not None:

@@ -94,7 +94,8 @@ def model_shape(name: str) -> ModelShape:
 def counted(name: str, parameters: int, given: GivenShape | None = None) -> ModelShape:
     """Return the shape of a number of parameters, all of them read at each step."""
     given = given or GivenShape()
-    numbers, mixing = None, 0
+    numbers = None
+    mixing = 0
     if given.layers and given.kv_heads and given.head_dim:
         numbers = 2 * given.layers * given.kv_heads * given.head_dim
         mixing = 2 * given.layers * (given.heads or given.kv_heads) * given.head_dim
@@ -105,14 +106,16 @@ def configured(name: str, config: Any) -> ModelShape:
     """Return the shape of a Transformers configuration: its tensors are created without memory, and counted."""
     model = empty_model(name, config, torch.bfloat16, ATTENTION_NAME)
     text = config.get_text_config()
-    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    embedding = model.get_input_embeddings()
+    head = model.get_output_embeddings()
     sizes = {key: parameter.numel() for key, parameter in model.named_parameters()}
     experts = sum(size for key, size in sizes.items() if ".experts." in key)
     own = head is not None and head.weight is not embedding.weight
     layers = int(text.num_hidden_layers)
     spec = description_of(text).served
     heads, kv_heads, *widths = attention_widths(text, spec)
-    cached, mixing = layers * kv_heads * sum(widths), layers * heads * sum(widths)
+    cached = layers * kv_heads * sum(widths)
+    mixing = layers * heads * sum(widths)
     if spec is not None:
         cached = mixing = 0
         for layer in spec.layers:
@@ -144,7 +147,8 @@ def _head_shape(folder: Path) -> ModelShape | None:
     except ModelLoadError:
         return None
     parameters = sum(tensor.numel() for tensor in head.tensors.values())
-    read, config = parameters, head.config
+    read = parameters
+    config = head.config
     if isinstance(config, EagleConfig) and not config.own_output_rows:
         read += config.draft_vocab_size * config.hidden_size  # the target's rows
     return ModelShape(str(folder), parameters, read, layers=1, one_pass=not isinstance(config, EagleConfig))

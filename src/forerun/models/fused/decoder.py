@@ -92,10 +92,12 @@ def parts_of(
         layer: the modules of a layer. path: of it.
         in_pairs: as of `Part.rows` in models/spec/part.py. expert: whose they are, of the roles of experts.
     """
-    parts, biases = [], []
+    parts = []
+    biases = []
     for role in roles:
         of = own.part_of(role)
-        name, rows = of.module(role, expert), of.rows(role, in_pairs=in_pairs)
+        name = of.module(role, expert)
+        rows = of.rows(role, in_pairs=in_pairs)
         module = layer.get_submodule(name)
         rows = None if rows is None else rows.to(module.weight.device)
         parts.append(Part(f"{path}.{name}.weight", own.weight(module), rows, own.is_transposed))
@@ -108,7 +110,8 @@ def activated(own: AnyFeedForward, gate: Tensor, up: Tensor) -> Tensor:
     """Return what a gate and its partner give, [T, width]."""
     if isinstance(own, Experts) and own.swiglu is not None:
         alpha, limit = own.swiglu
-        gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+        gate = gate.clamp(max=limit)
+        up = up.clamp(-limit, limit)
         return gate * sigmoid(gate * alpha) * (up + 1)
     return _ACTIVATIONS[own.activation](_scaled(own, gate)).mul_(up)
 
@@ -165,10 +168,12 @@ class FusedDecoder(LayerRangeDecoder):
         maker = maker or FloatMaker()
         self.spec = spec = spec or spec_in(model)
         base = model.get_submodule(spec.base)
-        table, head_module = base.get_submodule(spec.embeddings.module), getattr(model, spec.output.module)
+        table = base.get_submodule(spec.embeddings.module)
+        head_module = getattr(model, spec.output.module)
         embedding = Part(spec.embedding_weight, table.weight)
         self.embedding = maker.embedding(embedding)
-        self.dtype, self.device = self.embedding.dtype, self.embedding.device
+        self.dtype = self.embedding.dtype
+        self.device = self.embedding.device
         self.compute_dtype = torch.float64 if self.dtype == torch.float64 else torch.float32
         self.eps = torch.tensor(spec.norms.eps, dtype=self.compute_dtype, device=self.device)
         self.embedding_scale = spec.embeddings.scale_in(self.dtype)
@@ -206,7 +211,8 @@ class FusedDecoder(LayerRangeDecoder):
 
     def through(self, x: Tensor, layout: Layout, first: int, last: int, hidden_outputs: HiddenStateOutputs) -> Tensor:
         """Compute layers `first` to `last` - 1: [T, hidden] -> [T, hidden] (`LayerRangeDecoder.through`)."""
-        turns, given = self.turns(layout), None
+        turns = self.turns(layout)
+        given = None
         if self.token_rows is not None:
             given = self.token_rows.of(layout.token_ids, self.embed(layout) if first else x)
         for index in range(first, last):
@@ -225,7 +231,9 @@ class FusedDecoder(LayerRangeDecoder):
     def behind_norm(self, index: int, x: Tensor, h: Tensor, layout: Layout, turns: list[Tensor]) -> Tensor:
         """Compute a layer behind its first norm, [T, hidden]. x: what is added to. h: what its attention reads."""
         layer = self.layers[index]
-        own, feed_forward, behind = layer.spec.attention, layer.spec.feed_forward, layer.norms.get("attention_norm")
+        own = layer.spec.attention
+        feed_forward = layer.spec.feed_forward
+        behind = layer.norms.get("attention_norm")
         attended = None if own is None else self._attended(layer, own, h, layout, turns)
         fed = None
         if layer.spec.is_parallel and feed_forward is not None:
@@ -270,7 +278,8 @@ class FusedDecoder(LayerRangeDecoder):
             heads_of = layer.latent.enter(h, turned)
             return layer.latent.leave(self.attention.forward(layer.cached, *heads_of, layout, layer.form))
         assert isinstance(own, Attention)
-        heads, rotated = own.num_heads, own.num_heads + own.num_kv_heads
+        heads = own.num_heads
+        rotated = own.num_heads + own.num_kv_heads
         gate = layer.linears.get("attention_gate")
         gates = None if gate is None else gate.forward(h)
         gates = gates.repeat_interleave(own.head_dim, 1) if gates is not None and own.gates_heads else gates
@@ -283,7 +292,9 @@ class FusedDecoder(LayerRangeDecoder):
             rotate(h[:, :rotated, : own.rotated], turned)
         if own.norms_rotated:
             h = self._normed_heads(own, h, layer.norms)
-        query, key, value = h[:, :heads], h[:, heads:rotated], h[:, rotated:]
+        query = h[:, :heads]
+        key = h[:, heads:rotated]
+        value = h[:, rotated:]
         if own.query_growth:
             periods = (layout.positions // own.query_period).to(self.compute_dtype)
             query = query * (1 + own.query_growth * torch.log1p(periods))[:, None, None]
@@ -298,7 +309,8 @@ class FusedDecoder(LayerRangeDecoder):
         what that gives, [T, hidden]."""
         h = self._normed(x, layer.norms.get("mlp_norm"))
         if layer.experts is not None:
-            routed, shared = self._routed(layer, layer.experts, x, h), layer.linears.get("shared_gate")
+            routed = self._routed(layer, layer.experts, x, h)
+            shared = layer.linears.get("shared_gate")
             if shared is None:
                 return routed
             gate, up = shared.forward(h).chunk(2, 1)
@@ -348,7 +360,8 @@ class FusedDecoder(LayerRangeDecoder):
         if "query_norm" not in norms:
             return h
         kept = [own.num_kv_heads] * 2 if "key" in own.modules else []
-        parts, eps = list(torch.split(h, [own.num_heads, *kept], 1)), self.spec.norms.eps
+        parts = list(torch.split(h, [own.num_heads, *kept], 1))
+        eps = self.spec.norms.eps
         for place, role in enumerate(role for role in ("query_norm", "key_norm") if role in norms):
             part = parts[place].flatten(1) if own.has_wide_norms else parts[place]
             normed = F.rms_norm(part, part.shape[-1:], None, eps).mul_(norms[role].weight)
@@ -371,15 +384,14 @@ class FusedDecoder(LayerRangeDecoder):
 
     def _token_rows(self, base: Any, maker: Maker) -> TokenRows | None:
         """Return what makes the inputs that tokens give layers."""
-        spec, shape = self.spec, self.spec.embeddings.per_layer
+        spec = self.spec
+        shape = self.spec.embeddings.per_layer
         if shape is None:
             return None
         table, product = token_parts(spec, shape, base)
-        rows, linear, norm = (
-            maker.embedding(table),
-            maker.linear([product]),
-            self._numbers(base, shape.norm, shape.width),
-        )
+        rows = maker.embedding(table)
+        linear = maker.linear([product])
+        norm = self._numbers(base, shape.norm, shape.width)
         names = (f"{spec.base}.{name}" for name in (shape.table, shape.product, shape.norm))
         self.token_parts = dict(zip(names, (rows, linear, norm), strict=True))
         return TokenRows(shape, lambda token_ids: rows[token_ids], linear, partial(self._normed, norm=norm), self.dtype)
@@ -429,7 +441,8 @@ class FusedDecoder(LayerRangeDecoder):
 
         gate_up, down = (linears(*roles) for roles in roles_of_products(EXPERT, is_native=False))
         router = layer.get_submodule(shape.router)
-        reads, bias = torch.promote_types(router.weight.dtype, self.dtype), getattr(router, "bias", None)
+        reads = torch.promote_types(router.weight.dtype, self.dtype)
+        bias = getattr(router, "bias", None)
         switch = None if shape.shared_expert_gate is None else layer.get_submodule(shape.shared_expert_gate)
         return ExpertLayer(
             shape,

@@ -31,7 +31,8 @@ def _mixtral(config: Any) -> Difference:
 
 def mixed_of_qwen(config: Any) -> list[bool]:
     """Return which layers of Qwen2-MoE or a successor have experts."""
-    dense, step = getattr(config, "mlp_only_layers", None) or (), getattr(config, "decoder_sparse_step", 1)
+    dense = getattr(config, "mlp_only_layers", None) or ()
+    step = getattr(config, "decoder_sparse_step", 1)
     layers = range(config.num_hidden_layers)
     return [layer not in dense and config.num_experts > 0 and (layer + 1) % step == 0 for layer in layers]
 
@@ -154,8 +155,11 @@ def _exaone_moe(config: Any) -> Difference:
 
 
 def _ernie4_5_moe(config: Any) -> Difference:
-    first, last, step = config.moe_layer_start_index, config.moe_layer_end_index, config.moe_layer_interval
-    layers, shared = range(config.num_hidden_layers), config.moe_num_shared_experts
+    first = config.moe_layer_start_index
+    last = config.moe_layer_end_index
+    step = config.moe_layer_interval
+    layers = range(config.num_hidden_layers)
+    shared = config.moe_num_shared_experts
     experts = Experts(
         num_experts=config.num_experts,
         num_experts_per_tok=config.num_experts_per_tok,
@@ -178,7 +182,8 @@ def _ernie4_5_moe(config: Any) -> Difference:
 
 
 def _hunyuan_v1_moe(config: Any) -> Difference:
-    count, top = config.num_experts, config.moe_topk
+    count = config.num_experts
+    top = config.moe_topk
     if isinstance(count, list) or isinstance(top, list):
         raise ValueError("layers have different numbers of experts")
     experts = Experts(
@@ -229,7 +234,8 @@ def _gpt_oss(config: Any) -> Difference:
 
 def _cohere2_moe(config: Any) -> Difference:
     dense = [kind == "dense" for kind in config.mlp_layer_types]
-    shared, is_mean = config.num_shared_experts, config.shared_expert_combination_strategy == "average"
+    shared = config.num_shared_experts
+    is_mean = config.shared_expert_combination_strategy == "average"
     experts = Experts(
         num_experts=config.num_experts,
         num_experts_per_tok=config.num_experts_per_tok,

@@ -42,7 +42,8 @@ def _apart(
         if not roles or not path.endswith(experts.stacked):
             found[name] = stack
             continue
-        layer, kind = path.removesuffix(experts.stacked), "bias" if leaf.endswith("_bias") else "weight"
+        layer = path.removesuffix(experts.stacked)
+        kind = "bias" if leaf.endswith("_bias") else "weight"
         for role in roles:
             for index in range(experts.num_experts):
                 found[f"{layer}{experts.module(role, index)}.{kind}"] = take(stack, index, role)
@@ -149,7 +150,8 @@ def route(experts: Experts, scores: Tensor, bias: Tensor | None) -> tuple[Tensor
 
 def _near_shares(scores: Tensor, chosen: Tensor, distance: float) -> Tensor:
     """Return the shares of the chosen experts by "sparsemixer" (`Experts.scoring`), [T, top]."""
-    own, each = scores.gather(1, chosen)[:, :, None], scores[:, None]
+    own = scores.gather(1, chosen)[:, :, None]
+    each = scores[:, None]
     is_far = (own - each) / each.abs().maximum(own) > distance
     taken = nn.functional.one_hot(chosen, scores.shape[1])
     was_before = taken.cumsum(1) > taken
@@ -182,12 +184,17 @@ class ExpertLayer:
         router_norm: Tensor | None,
         scales: Tensor | None,
     ) -> None:
-        self._shape, self._router, self._reads, self._dtype = shape, router, reads, dtype
+        self._shape = shape
+        self._router = router
+        self._reads = reads
+        self._dtype = dtype
         self.shared_expert_gate = shared_expert_gate
         self._bias = None if bias is None else bias.to(dtype)
         self.router_norm = None if router_norm is None else router_norm.to(dtype)
         self._scales = None if scales is None else scales.to(dtype)
-        self._gate_up, self._down, self._activation = gate_up, down, activation
+        self._gate_up = gate_up
+        self._down = down
+        self._activation = activation
 
     def forward(self, h: Tensor, scored: Tensor) -> Tensor:
         """Return what the experts of each row give, [T, hidden]. h: [T, hidden], normed rows; scored: as the router

@@ -103,10 +103,12 @@ def _made(config: Any) -> tuple[DecoderSpec, Sequence[str], set[str]]:
 
 def _layers(config: Any, own: Difference, turning: list[str]) -> tuple[LayerSpec, ...]:
     """Return the layers of a configuration. turning: types of layers with a rotation each."""
-    windows, blocks = layer_windows(config), _blocks(own)
+    windows = layer_windows(config)
+    blocks = _blocks(own)
     if not windows:
         raise ValueError("it has no layers")
-    count, found = len(windows), []
+    count = len(windows)
+    found = []
     kinds = getattr(config, "layer_types", None) or [""] * count
     for window, kind, is_turned, has_experts, scale, further in zip(
         windows,
@@ -236,7 +238,8 @@ def frequencies(config: Any, spec: DecoderSpec) -> list[tuple[Tensor, float]]:
         kind = rope.parameters["rope_type"]
         if kind == "default":
             powers = torch.arange(0, rope.rotated, 2, dtype=torch.float) / rope.rotated
-            angles, factor = 1.0 / (rope.parameters["rope_theta"] ** powers), 1.0
+            angles = 1.0 / (rope.parameters["rope_theta"] ** powers)
+            factor = 1.0
         else:
             from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 

@@ -54,7 +54,8 @@ def gemma4(config: Any) -> Difference:
 def _layer(config: Any, index: int, modules: dict[str, Any]) -> Difference:
     """Return what is otherwise in a layer than in the first. Layers from some on read the keys and values of the last
     layer of their type before these."""
-    kind, first_shared = config.layer_types[index], config.num_hidden_layers - config.num_kv_shared_layers
+    kind = config.layer_types[index]
+    first_shared = config.num_hidden_layers - config.num_kv_shared_layers
     _, kv_heads, width = shape = head_shape(config.per_layer_config[kind])
     differing: Difference = {}
     if shape != head_shape(config.per_layer_config[config.layer_types[0]]):

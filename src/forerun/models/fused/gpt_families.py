@@ -11,7 +11,8 @@ from forerun.models.spec.feed_forward import FEED
 
 
 def _gpt2(config: Any) -> Difference:
-    qkv, norm = "attn.c_attn", {"input_norm": "ln_1", "mlp_norm": "ln_2"}
+    qkv = "attn.c_attn"
+    norm = {"input_norm": "ln_1", "mlp_norm": "ln_2"}
     feed = {"gate": None, "up": "mlp.c_fc", "down": "mlp.c_proj"}
     _, _, width = head_shape(config)
     return {
@@ -34,7 +35,8 @@ def _gpt2(config: Any) -> Difference:
 
 def _gpt_bigcode(config: Any) -> Difference:
     # its attention of several key heads has each head's query, key and value side by side
-    heads, kv_heads = config.num_attention_heads, 1 if config.multi_query else config.num_attention_heads
+    heads = config.num_attention_heads
+    kv_heads = 1 if config.multi_query else config.num_attention_heads
     groups = 1 if config.multi_query else heads
     return {**_gpt2(config), "is_transposed": False, "num_kv_heads": kv_heads, "qkv_groups": groups}
 
@@ -119,7 +121,9 @@ def _biogpt(config: Any) -> Difference:
 
 
 def _falcon(config: Any) -> Difference:
-    heads, is_new, qkv = config.num_attention_heads, config.new_decoder_architecture, "self_attention.query_key_value"
+    heads = config.num_attention_heads
+    is_new = config.new_decoder_architecture
+    qkv = "self_attention.query_key_value"
     kv_heads = config.num_kv_heads if is_new else 1 if config.multi_query else heads
     norms = {"mlp_norm": "input_layernorm"} if config.parallel_attn else {}
     if is_new and config.num_ln_in_parallel_attn in (None, 2):

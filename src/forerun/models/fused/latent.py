@@ -43,7 +43,10 @@ class LatentLayer:
         norms: Mapping[str, Tensor],
         dtype: torch.dtype,
     ) -> None:
-        self._own, self._linears, self._norms, self._dtype = own, linears, norms, dtype
+        self._own = own
+        self._linears = linears
+        self._norms = norms
+        self._dtype = dtype
         self.kv_b_proj = own.kv_b_proj
         self._eps = norms["kv_a_layernorm"].new_tensor(own.eps)
         absorbing, expanding = weights_by_head(own, layer)
@@ -60,7 +63,8 @@ class LatentLayer:
             h: [T, hidden], normed rows.
             turns: of `rotate`; None: nothing is rotated.
         """
-        own, rows = self._own, h
+        own = self._own
+        rows = h
         if "q_a_proj" in self._linears:
             rows = rms_norm(self._linears["q_a_proj"].forward(h), self._norms["q_a_layernorm"], self._eps)
         query = self._linears["query"].forward(rows).to(self._eps).view(len(h), own.num_heads, own.head_dim)

@@ -20,7 +20,8 @@ def _scale(config: Any, width: int) -> float:
 
 
 def _latent(config: Any) -> Difference:
-    attention, entry = "self_attn.", config.q_lora_rank or 0
+    attention = "self_attn."
+    entry = config.q_lora_rank or 0
     latent = {"kv_lora_rank": config.kv_lora_rank, "v_head_dim": config.v_head_dim, "q_lora_rank": entry}
     modules = (
         {"query": "q_b_proj", "q_a_proj": "q_a_proj", "q_a_layernorm": "q_a_layernorm"}
@@ -40,7 +41,9 @@ def _latent(config: Any) -> Difference:
 
 
 def _deepseek_v2(config: Any) -> Difference:
-    found, shared, width = _latent(config), config.n_shared_experts or 0, config.moe_intermediate_size
+    found = _latent(config)
+    shared = config.n_shared_experts or 0
+    width = config.moe_intermediate_size
     groups = config.n_group if config.topk_method == "group_limited_greedy" else 0
     experts = Experts(
         num_experts=config.n_routed_experts,
@@ -67,15 +70,18 @@ def _deepseek_v2(config: Any) -> Difference:
 
 
 def _deepseek_v3(config: Any) -> Difference:
-    found, experts = _latent(config), corrected(config, config.n_routed_experts, config.n_shared_experts or 0)
+    found = _latent(config)
+    experts = corrected(config, config.n_routed_experts, config.n_shared_experts or 0)
     modules = found["modules"] | experts["modules"]
     interleaved = bool(config.rope_interleave)
     return {**found, **experts, "modules": modules, "mixed": behind_dense(config), "is_interleaved": interleaved}
 
 
 def _glm4_moe_lite(config: Any) -> Difference:
-    found, experts = _latent(config), corrected(config, config.n_routed_experts, config.n_shared_experts or 0)
-    modules, mixed = found["modules"] | experts["modules"], [kind == "sparse" for kind in config.mlp_layer_types]
+    found = _latent(config)
+    experts = corrected(config, config.n_routed_experts, config.n_shared_experts or 0)
+    modules = found["modules"] | experts["modules"]
+    mixed = [kind == "sparse" for kind in config.mlp_layer_types]
     return {**found, **experts, "modules": modules, "mixed": mixed, "is_interleaved": bool(config.rope_interleave)}
 
 

@@ -47,7 +47,8 @@ def _gemma3(config: Any) -> Difference:
 
 
 def _phi3(config: Any) -> Difference:
-    qkv, mlp = "self_attn.qkv_proj", "mlp.gate_up_proj"
+    qkv = "self_attn.qkv_proj"
+    mlp = "mlp.gate_up_proj"
     fused = {"query": qkv, "key": qkv, "value": qkv, "gate": mlp, "up": mlp}
     return {"modules": fused, "rotated_share": rotated_share(config)}
 
@@ -165,7 +166,8 @@ def hunyuan(config: Any) -> Difference:
     """Return how Hunyuan differs."""
     norms = {"query_norm": "self_attn.query_layernorm", "key_norm": "self_attn.key_layernorm"}
     found: Difference = {"modules": norms, "biases": biases_of(config, "attention_bias"), "norms_rotated": True}
-    rope, (_, _, width) = config.rope_parameters, head_shape(config)
+    rope = config.rope_parameters
+    (_, _, width) = head_shape(config)
     if rope["rope_type"] == "dynamic" and rope.get("alpha"):  # which makes it the same at any length
         theta = rope["rope_theta"] * rope["alpha"] ** (width / (width - 2))
         found["rotations"] = ((None, {"rope_type": "default", "rope_theta": theta}),)
@@ -174,13 +176,15 @@ def hunyuan(config: Any) -> Difference:
 
 def _ministral3(config: Any) -> Difference:
     rope = config.rope_parameters
-    growth, period = rope.get("llama_4_scaling_beta") or 0.0, rope.get("original_max_position_embeddings") or 1
+    growth = rope.get("llama_4_scaling_beta") or 0.0
+    period = rope.get("original_max_position_embeddings") or 1
     return {"query_growth": growth, "query_period": int(period)}
 
 
 def _apertus(config: Any) -> Difference:
     norms = {"input_norm": "attention_layernorm", "mlp_norm": "feedforward_layernorm"}
-    biases, curve = biases_of(config, "attention_bias"), "mlp.act_fn" if config.hidden_act == "xielu" else None
+    biases = biases_of(config, "attention_bias")
+    curve = "mlp.act_fn" if config.hidden_act == "xielu" else None
     return {"modules": {"gate": None} | norms | HEAD_NORMS, "biases": biases, "xielu": curve}
 
 

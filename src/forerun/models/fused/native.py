@@ -84,7 +84,8 @@ class NativeDecoder(LayerRangeDecoder):
     ) -> None:
         self.spec = spec = spec or spec_in(model)
         base = model.get_submodule(spec.base)
-        self.hidden, self.library = spec.hidden, library
+        self.hidden = spec.hidden
+        self.library = library
         self._session: NativeDecoderSession | None = None  # the last
         self._kept: dict[str, Tensor | NativeLinear] = {}  # by parameter: the structs below point into their memory
         self.embedding_scale = spec.embeddings.scale_in(model.dtype)
@@ -96,13 +97,15 @@ class NativeDecoder(LayerRangeDecoder):
         self.token_rows = self._token_rows(base, maker, model.dtype)
         rotations = frequencies(model.config, spec)
         self.rotation = HalfRotation(*rotations[0], *rotations[1:])
-        self.num_layers, self._cache_dtype = len(spec.layers), cache_dtype
+        self.num_layers = len(spec.layers)
+        self._cache_dtype = cache_dtype
         self._layers = (LayerStruct * self.num_layers)()
         self._recurrences: list[RecurrenceStruct] = []
         self._experts: list[ExpertsStruct] = []
         self._latents: list[LatentStruct] = []
         self._arrays: list[ctypes.Array[LinearStruct]] = []
-        self._experts_read, self._expert_bytes = ctypes.c_int64(), 0.0
+        self._experts_read = ctypes.c_int64()
+        self._expert_bytes = 0.0
         self._given: list[NDArray[np.int64]] = []  # by layer, the rows that each expert was given
         self.planner = self._planner(self.num_layers)
         starts = self.planner.layout.layer_starts
@@ -256,7 +259,8 @@ class NativeDecoder(LayerRangeDecoder):
         self, model: Any, base: Any, maker: Maker, output_tokens: Tensor | None
     ) -> tuple[NativeLinear, NativeLinear]:
         """Return output layer and embedding, which are the same object if they share their rows for all tokens."""
-        table, head_module = base.get_submodule(self.spec.embeddings.module), getattr(model, self.spec.output.module)
+        table = base.get_submodule(self.spec.embeddings.module)
+        head_module = getattr(model, self.spec.output.module)
         embedding = Part(self.spec.embedding_weight, table.weight)
         is_tied = head_module.weight is table.weight
         part = embedding if is_tied else Part(self.spec.head_weight, head_module.weight)
@@ -273,11 +277,13 @@ class NativeDecoder(LayerRangeDecoder):
 
     def _token_rows(self, base: Any, maker: Maker, dtype: torch.dtype) -> TokenRows | None:
         """Return what makes the inputs that tokens give layers."""
-        spec, shape = self.spec, self.spec.embeddings.per_layer
+        spec = self.spec
+        shape = self.spec.embeddings.per_layer
         if shape is None:
             return None
         table, product = token_parts(spec, shape, base)
-        rows, linear = self._native(maker, [table], is_head=True), self._native(maker, [product])
+        rows = self._native(maker, [table], is_head=True)
+        linear = self._native(maker, [product])
         address, _ = self._norm(base, spec.base, shape.norm, shape.width)
         norm = ModelStruct(hidden=shape.width, eps=spec.norms.eps, norm=address)
         base.get_submodule(shape.table).to_empty(device="meta")
@@ -342,7 +348,9 @@ class NativeDecoder(LayerRangeDecoder):
         """Keep the structure of a layer's experts, with what `norms` has for it, and return its address. The router's
         weights stay numbers."""
         take_apart(shape, layer, path)
-        count, bias, switch = shape.num_experts, bias_of(shape, layer), shape.shared_expert_gate
+        count = shape.num_experts
+        bias = bias_of(shape, layer)
+        switch = shape.shared_expert_gate
 
         def numbers(name: str) -> LinearStruct:
             module = layer.get_submodule(name)
@@ -412,7 +420,8 @@ class NativeDecoder(LayerRangeDecoder):
 
     def _recurrence(self, layer: Any, path: str, shape: Recurrence, linears: Mapping[str, LinearStruct]) -> int:
         """Keep the structure of a layer's recurrence, and return its address. linears: by role."""
-        numbers, names = numbers_of(shape, layer), fields.NAMES
+        numbers = numbers_of(shape, layer)
+        names = fields.NAMES
         self._recurrences.append(
             RecurrenceStruct(
                 **{names[role]: linears[role] for role in RECURRENT_ROLES if role in linears},
@@ -430,7 +439,8 @@ class NativeDecoder(LayerRangeDecoder):
             return None, None
         if not self.spec.norms.has_weights:
             return self._pointer(f"{path}.{name}.ones", torch.ones(width)), None
-        module, name = parent.get_submodule(name), f"{path}.{name}"
+        module = parent.get_submodule(name)
+        name = f"{path}.{name}"
         weight = module.weight.detach().float() + self.spec.norms.offset
         bias = getattr(module, "bias", None)
         address = None if bias is None else self._pointer(f"{name}.bias", bias)
@@ -448,7 +458,8 @@ class NativeDecoder(LayerRangeDecoder):
         linear = maker.linear(parts, bias, is_head=is_head)
         assert isinstance(linear, NativeLinear)
         counts = [len(part.weight if part.rows is None else part.rows) for part in parts]
-        shape, expected = (linear.out_features, linear.in_features), (sum(counts), parts[0].weight.shape[1])
+        shape = (linear.out_features, linear.in_features)
+        expected = (sum(counts), parts[0].weight.shape[1])
         names = name = ", ".join(part.name for part in parts)
         if parts[0].rows is not None:  # of a module with several roles, or of an output layer that may be the embedding
             name = f"{names} of {role}"
@@ -483,7 +494,8 @@ class NativeDecoderSession(NativeDraftSession):
         self._x = torch.empty(len(caches), decoder.hidden)
 
     def _compute(self, num_rows: int, num_chains: int, last_rows: Tensor | None, states: Tensor | None) -> None:
-        decoder, library = self._decoder, self._decoder.library
+        decoder = self._decoder
+        library = self._decoder.library
         if num_rows > len(self._x):
             self._x = torch.empty(num_rows, decoder.hidden)
         decoder.embedding.read_rows(self._token_ids[:num_rows], self._x)
@@ -491,7 +503,8 @@ class NativeDecoderSession(NativeDraftSession):
         if decoder.token_rows is not None:
             given = decoder.token_rows.of(torch.from_numpy(self._token_ids[:num_rows]), self._x[:num_rows])
             self._rows.token_inputs = given.data_ptr()
-        model, x = ctypes.byref(decoder.struct), self._x
+        model = ctypes.byref(decoder.struct)
+        x = self._x
         library.layers(
             model, ctypes.byref(self._rows), 0, decoder.num_layers, x.data_ptr(), None, 0, None, self._threads
         )

@@ -63,7 +63,8 @@ _OF_RECURRENCE = {
 
 def model_fields(spec: DecoderSpec) -> dict[str, Any]:
     """Return fields of `ForerunModel`. What attention and feed-forward layers have in all layers is the model's."""
-    states, attention = state_layout(spec), spec.attention or _NO_ATTENTION
+    states = state_layout(spec)
+    attention = spec.attention or _NO_ATTENTION
     plain = attention if isinstance(attention, Attention) else _NO_ATTENTION
     feed = next((each.feed_forward for each in spec.layers if each.feed_forward is not None), AnyFeedForward())
     return {

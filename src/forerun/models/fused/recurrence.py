@@ -22,7 +22,8 @@ _EPS = 1e-6
 
 def state_layout(spec: DecoderSpec) -> StateLayout | None:
     """Return the sizes of a decoder's states; None if no layer is recurrent."""
-    count, shape = sum(layer.recurrence is not None for layer in spec.layers), spec.recurrence
+    count = sum(layer.recurrence is not None for layer in spec.layers)
+    shape = spec.recurrence
     return StateLayout(count * shape.state_size, count * shape.record_size) if shape is not None else None
 
 
@@ -63,7 +64,9 @@ class RecurrentLayer:
     def __init__(
         self, shape: Recurrence, index: int, numbers: dict[str, Tensor], linears: dict[str, Linear], dtype: torch.dtype
     ) -> None:
-        self._shape, self._index, self._dtype = shape, index, dtype
+        self._shape = shape
+        self._index = index
+        self._dtype = dtype
         self._linears = linears
         self.out_scale = shape.scale("out")
         self.numbers = {name: each.to(dtype) for name, each in numbers.items()}
@@ -81,7 +84,8 @@ class RecurrentLayer:
         mixed = given["in_proj_qkv"] if shape.heads else given["in_proj_qkv"] * given["in_proj_b"]
         read = torch.zeros(len(h), shape.wide, dtype=self._dtype, device=h.device)
         for rows in packed:
-            states, first = rows.cache.state, rows.first - rows.start
+            states = rows.cache.state
+            first = rows.first - rows.start
             assert isinstance(states, RowStates)
             for row in range(rows.start, rows.end):
                 parent = rows.cache.scratch_parents[first + row]
@@ -112,21 +116,25 @@ class RecurrentLayer:
         self, state: tuple[Tensor, ...], mixed: Tensor, decay: Tensor | None = None, beta: Tensor | None = None
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Return what a row reads, [wide], and the state after it."""
-        shape, (inputs, matrix) = self._shape, state
+        shape = self._shape
+        (inputs, matrix) = state
         inputs = torch.cat([inputs, mixed[None]])
         after = (inputs * self.numbers["conv1d"]).sum(0)
         after = after + self.numbers["conv1d_bias"] if "conv1d_bias" in self.numbers else after
         if decay is None or beta is None:
             return after, (inputs[1:], matrix)
-        after, starts = silu(after), shape.starts
+        after = silu(after)
+        starts = shape.starts
         keys = {name: after[starts[name] :][: shape.key_heads * shape.key_width] for name in ("query", "key")}
         query, key = (part.view(shape.key_heads, shape.key_width) for part in (keys["query"], keys["key"]))
         value = after[starts["value"] :][: shape.heads * shape.value_width].view(shape.heads, shape.value_width)
         if shape.kind == "delta_rule":
             query, key = (part * (part.square().sum(-1, keepdim=True) + _EPS).rsqrt() for part in (query, key))
             query = query * shape.key_width**-0.5
-        query, key = query[shape.key_of_head], key[shape.key_of_head]
-        matrix, written = matrix * decay[:, None, None], value
+        query = query[shape.key_of_head]
+        key = key[shape.key_of_head]
+        matrix = matrix * decay[:, None, None]
+        written = value
         if shape.kind == "delta_rule":
             written = value - (matrix * key[:, :, None]).sum(1)
         matrix = matrix + key[:, :, None] * (written * beta[:, None])[:, None]
@@ -137,7 +145,8 @@ class RecurrentLayer:
 
     def _gated(self, read: Tensor, gate: Tensor) -> Tensor:
         """Return the rows that the states gave, gated and normed, [T, wide]."""
-        shape, gate = self._shape, silu(gate * self._shape.scale("gate"))
+        shape = self._shape
+        gate = silu(gate * self._shape.scale("gate"))
         if shape.gates_first or "norm" not in self.numbers:
             read = read * gate
         if "norm" not in self.numbers:

@@ -28,8 +28,10 @@ _FEED_FORWARD = {
 
 def _delta_rule(config: Any, norm: str = "linear_attn.norm", **differing: Any) -> Recurrence:
     """Return the gated delta rule (2412.06464) as Qwen3-Next and its successors have it."""
-    heads, key_heads = config.linear_num_value_heads, config.linear_num_key_heads
-    key_width, value_width = config.linear_key_head_dim, config.linear_value_head_dim
+    heads = config.linear_num_value_heads
+    key_heads = config.linear_num_key_heads
+    key_width = config.linear_key_head_dim
+    value_width = config.linear_value_head_dim
     return Recurrence(
         **{
             "kind": "delta_rule",
@@ -87,7 +89,8 @@ def _state_space(
 
     width: of a head. groups, size: of keys and queries. limits: of steps.
     """
-    wide, channels = heads * width, heads * width + 2 * groups * size
+    wide = heads * width
+    channels = heads * width + 2 * groups * size
     numbers = {"conv1d": "conv1d", "A_log": "A_log", "dt_bias": "dt_bias", "D": "D", "norm": "norm"}
     recurrence = Recurrence(
         kind="state_space",
@@ -143,7 +146,8 @@ def _bamba(config: Any) -> Difference:
 
 
 def _granitemoehybrid(config: Any) -> Difference:
-    found, gate_up = _hybrid(config), "shared_mlp.input_linear"
+    found = _hybrid(config)
+    gate_up = "shared_mlp.input_linear"
     mixture = experts_of_granite(config) if config.num_local_experts else {}
     dense = {"gate": gate_up, "up": gate_up, "down": "shared_mlp.output_linear"}
     return {
@@ -158,7 +162,9 @@ def _granitemoehybrid(config: Any) -> Difference:
 
 def _falcon_h1(config: Any) -> Difference:
     found = _hybrid(config)
-    shape, entering, attended = found["recurrence"], config.ssm_in_multiplier, config.attention_in_multiplier
+    shape = found["recurrence"]
+    entering = config.ssm_in_multiplier
+    attended = config.attention_in_multiplier
     parts = zip(("gate", "value", "key", "query", "step"), config.ssm_multipliers, strict=True)
     scales = {part: entering * scale for part, scale in parts} | {"out": config.ssm_out_multiplier}
     numbers = {name: path for name, path in shape.parameters.items() if name != "norm" or config.mamba_rms_norm}
@@ -234,10 +240,13 @@ def _mamba2(config: Any) -> Difference:
 def _qwen3_next(config: Any) -> Difference:
     """Return Qwen3.5 with two modules of all projections, in which each head of keys has its own side by side."""
     found = _qwen3_5(config)
-    groups, key = config.linear_num_key_heads, config.linear_key_head_dim
+    groups = config.linear_num_key_heads
+    key = config.linear_key_head_dim
     each = config.linear_num_value_heads // groups
     value = each * config.linear_value_head_dim
-    stride, all_four, rates = 2 * (key + value), "linear_attn.in_proj_qkvz", "linear_attn.in_proj_ba"
+    stride = 2 * (key + value)
+    all_four = "linear_attn.in_proj_qkvz"
+    rates = "linear_attn.in_proj_ba"
     places = {
         "in_proj_qkv": (
             (0, key, stride, groups),
@@ -291,7 +300,8 @@ def _olmo_hybrid(config: Any) -> Difference:
 
 def _lfm(config: Any, **modules: str) -> Difference:
     """Return what the successors of LFM2 (2511.23404) have in common. modules: of attention, by role."""
-    wide, entry = config.hidden_size, "conv.in_proj"
+    wide = config.hidden_size
+    entry = "conv.in_proj"
     recurrent = {"in_proj_qkv": entry, "in_proj_b": entry, "in_proj_z": entry, "out_proj": "conv.out_proj"}
     around = {"input_norm": "operator_norm", "mlp_norm": "ffn_norm"}
     feed = {"gate": "feed_forward.w1", "up": "feed_forward.w3", "down": "feed_forward.w2"}
@@ -322,7 +332,8 @@ _OF_LFM2 = {
 def _lfm2(config: Any) -> Difference:
     width = config.intermediate_size
     if config.block_auto_adjust_ff_dim:
-        factor, multiple = config.block_ffn_dim_multiplier, config.block_multiple_of
+        factor = config.block_ffn_dim_multiplier
+        multiple = config.block_multiple_of
         width = int((1 if factor is None else factor) * int(2 * width / 3))
         width = width if factor is None else multiple * -(-width // multiple)
     return {**_lfm(config, **_OF_LFM2), "intermediate": width}

@@ -36,7 +36,10 @@ class TokenRows:
         normed: Callable[[Tensor], Tensor],
         dtype: torch.dtype,
     ) -> None:
-        self._shape, self._rows, self._product, self._normed = shape, rows, product, normed
+        self._shape = shape
+        self._rows = rows
+        self._product = product
+        self._normed = normed
         self._table_scale = float(torch.tensor(shape.width**0.5, dtype=torch.float64).to(dtype))
 
     def of(self, token_ids: Tensor, x: Tensor) -> Tensor:

@@ -54,7 +54,8 @@ class WeightPacker:
     """
 
     def __init__(self, model: Any, dtype: torch.dtype, maker: WeightMaker | None) -> None:
-        self._model, self._maker = model, maker
+        self._model = model
+        self._maker = maker
         self.num_heads, self.num_kv_heads, self.head_dim = head_shape(model.config)
         check_heads(type(model).__name__, self.num_heads, self.num_kv_heads, self.head_dim)
         self.takes = dtype
@@ -65,7 +66,8 @@ class WeightPacker:
         """Return embedding and output layer. output_tokens: int64, the rows of the output layer to keep; None for
         all."""
         model = self._model
-        table, head = model.model.embed_tokens, model.lm_head
+        table = model.model.embed_tokens
+        head = model.lm_head
         is_tied = head.weight is table.weight
         part = Part("model.embed_tokens.weight", table.weight)
         embedding = table.weight.detach() if self._maker is None else self._maker.embedding(part)
@@ -77,7 +79,8 @@ class WeightPacker:
 
     def layer(self, index: int, window: int | None) -> TritonLayer:
         """Pack the weights of a layer, of which the model keeps nothing."""
-        layer, path = self._model.model.layers[index], f"model.layers.{index}"
+        layer = self._model.model.layers[index]
+        path = f"model.layers.{index}"
         attention = layer.self_attn
 
         def product(*names: str) -> Product:
@@ -140,9 +143,12 @@ class TritonDecoder(LayerRangeDecoder):
         output_tokens: Tensor | None = None,
         spec: DecoderSpec | None = None,
     ) -> None:
-        config, device = model.config, model.device
+        config = model.config
+        device = model.device
         packer = WeightPacker(model, dtype, maker)
-        heads, kv_heads, width = packer.num_heads, packer.num_kv_heads, packer.head_dim
+        heads = packer.num_heads
+        kv_heads = packer.num_kv_heads
+        width = packer.head_dim
         windows = layer_windows(config)
         form = AttentionShape(width**-0.5)
         layers = [LayerAttention(kv_heads, heads // kv_heads, width, width, form)] * len(windows)
@@ -293,7 +299,8 @@ class TritonDecoder(LayerRangeDecoder):
         there."""
         self._words.check(layout, len(self._weights.tables.cos))
         for tiles in pieces(self._words.plan_of(layout), self._tile_rows, self._capacity):
-            start, end = tiles[0].first, tiles[-1].end
+            start = tiles[0].first
+            end = tiles[-1].end
             self._words.send(layout, tiles)
             yield start, end, bucket_of(end - start)
 

@@ -55,7 +55,8 @@ class FolderSource(ModelSource):
     computed_types = COMPUTED
 
     def __init__(self, folder: ModelFolder) -> None:
-        self.name, self.folder = folder.name, folder
+        self.name = folder.name
+        self.folder = folder
 
     def config(self) -> Any:
         """Return the Transformers configuration of its language model (`ModelSource.config`).
@@ -98,7 +99,8 @@ class FolderSource(ModelSource):
     def _end_of_tokenizer(self) -> list[int]:
         """Return the id of the end token that tokenizer_config.json names; empty if it names none that was added."""
         settings = self.folder.tokenizer_config().values
-        end, added = settings.get("eos_token"), settings.get("added_tokens_decoder")
+        end = settings.get("eos_token")
+        added = settings.get("added_tokens_decoder")
         end = end.get("content") if isinstance(end, dict) else end
         if not isinstance(end, str):
             return []

@@ -63,8 +63,10 @@ class _Curve(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.alpha_p, self.alpha_n = nn.Parameter(torch.empty(1)), nn.Parameter(torch.empty(1))
-        self.beta, self.eps = nn.Parameter(torch.empty(())), nn.Parameter(torch.empty(()))
+        self.alpha_p = nn.Parameter(torch.empty(1))
+        self.alpha_n = nn.Parameter(torch.empty(1))
+        self.beta = nn.Parameter(torch.empty(()))
+        self.eps = nn.Parameter(torch.empty(()))
 
 
 class FusedModules(nn.Module):
@@ -76,10 +78,13 @@ class FusedModules(nn.Module):
 
     def __init__(self, config: Any, spec: DecoderSpec, dtype: torch.dtype) -> None:
         super().__init__()
-        self.config, self.dtype, self.spec = config, dtype, spec
+        self.config = config
+        self.dtype = dtype
+        self.spec = spec
         with torch.device("meta"):
             base: Any = nn.Module()
-            embeddings, output = spec.embeddings, spec.output
+            embeddings = spec.embeddings
+            output = spec.output
             base.add_module(embeddings.module, _Embedding(config.vocab_size, spec.hidden))
             if embeddings.positions is not None:
                 positions = embeddings.first_position + config.max_position_embeddings
@@ -128,7 +133,9 @@ class _Convolution(nn.Module):
 
 def layer_modules(spec: DecoderSpec, own: LayerSpec) -> nn.Module:
     """Return the modules of one layer, whose numbers are not set."""
-    layer, made, biases = nn.Module(), set[str](), own.biases
+    layer = nn.Module()
+    made = set[str]()
+    biases = own.biases
     for role in own.roles:
         path = own.module(role)
         if path not in made:
@@ -159,7 +166,8 @@ def layer_modules(spec: DecoderSpec, own: LayerSpec) -> nn.Module:
 
 def _mixture(layer: nn.Module, own: LayerSpec, experts: Experts) -> None:
     """Add the modules of a mixture of experts."""
-    hidden, count = own.hidden, experts.num_experts
+    hidden = own.hidden
+    count = experts.num_experts
     place(layer, experts.router, Numbers(count, hidden, has_bias="router" in experts.biases))
     if experts.shared_expert_gate is not None:
         place(layer, experts.shared_expert_gate, Numbers(1, hidden, has_bias=False))

@@ -246,7 +246,8 @@ def _load(
     hf, maker = WeightReader(source, config, spec, plan, adapter).read()
     try:
         hf = to_device(hf, target_device)
-        ends, tokens = source.eos_token_ids(config), source.output_tokens(config)
+        ends = source.eos_token_ids(config)
+        tokens = source.output_tokens(config)
         model = _assemble(hf, source.name, plan, maker, ends, tokens, kv_cache_dtype, spec=spec)
         model.adapter = None if adapter is None else str(adapter)
         model.recommended_sampling = MappingProxyType(_recommended(source))
@@ -282,12 +283,15 @@ def adopt(hf: Any, name: str, quantize: str | None = None) -> Model:
         ConfigError: unknown quantization.
         UnsupportedModelError: it cannot be served exactly.
     """
-    config, device = hf.config, hf.device  # a native decoder leaves parameters on "meta"
+    # a native decoder leaves parameters on "meta"
+    config = hf.config
+    device = hf.device
     found = refuse_unservable(config, name)
     kind: Kind = "general" if found.refusal else "fused"
     quantization = check_quantization(quantize, str(hf.dtype).removeprefix("torch."))
     quantization = None if quantization == UNQUANTIZED else quantization
-    library, is_fused = library_for(device, hf.dtype), kind == "fused"
+    library = library_for(device, hf.dtype)
+    is_fused = kind == "fused"
     plan = WeightPlan(*(hf.dtype, device, is_fused, library, quantization), is_triton=is_fused and is_triton_selected())
     maker = None if quantization is None else WeightMaker(plan)
     register_attention()
@@ -319,7 +323,8 @@ def _assemble(
 ) -> Model:
     """Make the Model of a loaded Transformers model. tokens: the part of the vocabulary that it proposes; None: all of
     it. spec: of the fused decoder's."""
-    config, device = hf.config, hf.device
+    config = hf.config
+    device = hf.device
     num_parameters = sum(p.numel() for p in hf.parameters())
     output_tokens = None if tokens is None else torch.tensor(tokens, device=device)
     model = Model(
@@ -384,7 +389,10 @@ class WeightReader:
         return with_adapter(in_format, number_format, self.adapter, self.source.name, self.spec)
 
     def _streamed(self) -> tuple[Any, WeightMaker]:
-        source, config, spec, plan = self.source, self.config, self.spec, self.plan
+        source = self.source
+        config = self.config
+        spec = self.spec
+        plan = self.plan
         assert spec is not None  # only the fused decoder's are streamed
         stored: Callable[[str], BlockWeight | QuantizedWeight | None] | None = None
         if plan.quantize is not None:
@@ -401,7 +409,10 @@ class WeightReader:
     def _modules(self, checkpoint: Checkpoint, dtype: torch.dtype) -> Any:
         """Return `FusedModules` where forerun's fused decoder computes and they hold what it needs, else the
         Transformers model."""
-        plan, config, spec, attention = self.plan, self.config, self.spec, self.attention
+        plan = self.plan
+        config = self.config
+        spec = self.spec
+        attention = self.attention
         if plan.is_fused and plan.has_adapter:
             attention = None
         elif plan.is_fused and spec is not None and attention is not None:
@@ -411,5 +422,6 @@ class WeightReader:
             theirs = self.source.config()
             if getattr(config, TILED, False):  # the checkpoint is in the order of this configuration
                 setattr(theirs, TILED, True)
-            config, attention = theirs, None
+            config = theirs
+            attention = None
         return read_model(self.source.name, config, checkpoint, dtype, attention)

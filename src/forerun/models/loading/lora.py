@@ -334,7 +334,8 @@ def _check_shapes(path: Path, module: str, parts: Mapping[str, Tensor], found: A
     for part in (down, up):
         if part not in parts:
             raise ModelLoadError(f"adapter {path}: {module} has no {part}. {REMEDY}")
-    first, last = list(parts[down].shape), list(parts[up].shape)
+    first = list(parts[down].shape)
+    last = list(parts[up].shape)
     size_in, size_out = weight if inner or isinstance(found, Conv1D) else weight[::-1]
     if len(first) != 2 or len(last) != 2 or first[1] != size_in or last != [size_out, first[0]]:
         raise ModelLoadError(

@@ -59,8 +59,10 @@ def settings_of(fields: Fields) -> Settings | None:
 
 def _name(stored: Fields) -> str:
     """Return the key of METHODS that a description names."""
-    values, sparsity = stored.values, stored.fields("sparsity_config", None)
-    is_mlx, is_bnb = {"bits", "group_size"} <= values.keys(), any(f"load_in_{n}bit" in values for n in (4, 8))
+    values = stored.values
+    sparsity = stored.fields("sparsity_config", None)
+    is_mlx = {"bits", "group_size"} <= values.keys()
+    is_bnb = any(f"load_in_{n}bit" in values for n in (4, 8))
     name = stored.string(
         "quant_method", "bitsandbytes" if is_bnb else "MLX" if is_mlx else "a program that is not named"
     )
@@ -156,7 +158,8 @@ class PublishedWeights:
     def matrices(self, spec: DecoderSpec) -> Callable[[str], QuantizedWeight | BlockWeight | None]:
         """Return a function that returns the integers of a weight by the name of a fused decoder's parameter, those of
         experts apart; None where there are none. It raises ModelLoadError if a scale is NaN or infinite."""
-        parts, experts = self._by_parameter(spec), spec.experts
+        parts = self._by_parameter(spec)
+        experts = spec.experts
 
         held: dict[tuple[str, Index], QuantizedWeight | BlockWeight | None] = {}  # several layers may be made of one
 

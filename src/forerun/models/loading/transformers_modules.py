@@ -39,7 +39,8 @@ def read_tokenizer(folder: Path, name: str, remedy: str) -> Any:
     """
     from transformers import AutoTokenizer
 
-    path, is_own = folder / TOKENIZER, folder in BUNDLED_MODELS.values()
+    path = folder / TOKENIZER
+    is_own = folder in BUNDLED_MODELS.values()
     if path.exists() and not is_own:
         check_tokenizer(read_bytes(path, ModelLoadError, remedy=remedy), str(path), remedy)
     with as_load_errors(f"no tokenizer could be read from {name}", remedy):
@@ -225,7 +226,8 @@ def quietly() -> Iterator[None]:
     made here."""
     from transformers.utils import logging as of_transformers
 
-    shown, level = of_transformers.is_progress_bar_enabled(), of_transformers.get_verbosity()
+    shown = of_transformers.is_progress_bar_enabled()
+    level = of_transformers.get_verbosity()
     of_transformers.disable_progress_bar()
     of_transformers.set_verbosity_error()
     try:

@@ -59,7 +59,8 @@ def matrices(model: Any, spec: DecoderSpec | None) -> dict[str, nn.Module]:
     """
     from transformers.pytorch_utils import Conv1D
 
-    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+    head = model.get_output_embeddings()
+    embedding = model.get_input_embeddings()
     is_tied = head is not None and head.weight is embedding.weight
     kept = None if spec is None else spec.matrices()
     return {
@@ -96,7 +97,10 @@ class WeightMaker:
         numbers: Mapping[str, TensorSlice] | None = None,
         read: Callable[[str], None] | None = None,
     ) -> None:
-        self.plan, self._place, self._stored, self._read = plan, place, stored, read
+        self.plan = plan
+        self._place = place
+        self._stored = stored
+        self._read = read
         self._slices = numbers or {}
         self._kept: tuple[str, QuantizedWeight] | None = None
 
@@ -148,7 +152,8 @@ class WeightMaker:
         """
         if self._kept is not None and self._kept[0] == part.name:
             return self._kept[1] if part.rows is None else self._kept[1].rows(part.rows)
-        weight, found = None, self._from_files(part)
+        weight = None
+        found = self._from_files(part)
         (form,) = self.plan.forms([None if found is None else found.form], is_outer=is_outer)
         assert isinstance(form, QuantizedFormat)
         if isinstance(found, QuantizedWeight) and found.form == form:

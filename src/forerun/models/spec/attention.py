@@ -72,7 +72,8 @@ class AnyAttention(Part):
         """Return the order of a head's numbers, int64 [head_dim], as `rows`; None for that of the files."""
         if in_pairs == self.is_interleaved:
             return None
-        half, places = self.rotated // 2, torch.arange(self.head_dim)
+        half = self.rotated // 2
+        places = torch.arange(self.head_dim)
         turned = places[: self.rotated].view(2, half).T if in_pairs else places[: self.rotated].view(half, 2).T
         return torch.cat([turned.reshape(-1), places[self.rotated :]])
 
@@ -204,7 +205,8 @@ class LatentAttention(AnyAttention):
         the files, first (`Part.rows`)."""
         if role not in ("query", "kv_a_proj"):
             return None
-        width, order = self.head_dim if role == "query" else self.cached_widths[0], self.head_order(in_pairs=in_pairs)
+        width = self.head_dim if role == "query" else self.cached_widths[0]
+        order = self.head_order(in_pairs=in_pairs)
         turned = torch.arange(self.rotated) if order is None else order[: self.rotated]
         head = torch.cat([width - self.rotated + turned, torch.arange(width - self.rotated)])
         return (torch.arange(0, self.out_features(role), width)[:, None] + head).reshape(-1)
@@ -217,6 +219,7 @@ def rows_among(sharing: list[str], role: str, sizes: Mapping[str, int], groups: 
         sharing: the roles, in order. sizes: of each.
         groups: the module has a part of each role one after another, so many times.
     """
-    size, start = sizes[role], sum(sizes[each] for each in sharing[: sharing.index(role)]) // groups
+    size = sizes[role]
+    start = sum(sizes[each] for each in sharing[: sharing.index(role)]) // groups
     stride = sum(sizes[each] for each in sharing) // groups
     return (torch.arange(groups)[:, None] * stride + torch.arange(start, start + size // groups)).reshape(-1)

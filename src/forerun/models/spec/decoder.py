@@ -197,7 +197,8 @@ class DecoderSpec:
 
     def dtype_in(self, name: str, dtype: torch.dtype) -> torch.dtype:
         """Return the type of a parameter in a model of this type."""
-        shape, experts = self.recurrence, self.experts
+        shape = self.recurrence
+        experts = self.experts
         ends = () if shape is None else tuple(f".{shape.parameters[each]}" for each in shape.unrounded)
         if experts is not None:
             bias = experts.e_score_correction_bias
@@ -213,7 +214,8 @@ def keeps_keys(layer: LayerSpec) -> bool:
 
 def _as_llama(layer: LayerSpec) -> LayerSpec:
     """Return a layer of the Llama family of the same sizes, with norms of queries and keys where this one has them."""
-    own, feed = layer.attention, layer.feed_forward
+    own = layer.attention
+    feed = layer.feed_forward
     attention = feed_forward = None
     if own is not None:
         attention = Attention(

@@ -130,7 +130,9 @@ class Experts(AnyFeedForward):
     per_expert_scale: str | None = None
 
     def __post_init__(self) -> None:
-        count, top, groups = self.num_experts, self.num_experts_per_tok, self.n_group
+        count = self.num_experts
+        top = self.num_experts_per_tok
+        groups = self.n_group
         if not 1 <= top <= count or self.moe_intermediate_size < 1:
             raise ValueError(f"{top} of {count} experts of width {self.moe_intermediate_size}")
         if groups and (count % groups or not 1 <= self.topk_group <= groups <= _MOST_GROUPS):

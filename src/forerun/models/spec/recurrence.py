@@ -84,7 +84,8 @@ class Recurrence(Part):
     @property
     def sizes(self) -> list[int]:
         """Return the channels of queries, keys and values, in their order."""
-        keys, values = self.key_heads * self.key_width, self.heads * self.value_width
+        keys = self.key_heads * self.key_width
+        values = self.heads * self.value_width
         return [values if name == "value" else keys for name in self.order]
 
     @property

@@ -46,7 +46,9 @@ class ExpertTensors:
         experts = spec.experts
         if experts is None:
             return cls()
-        names, shapes, kinds = dict[str, tuple[str, int]](), dict[str, tuple[int, ...]](), ("weight", "bias")
+        names = dict[str, tuple[str, int]]()
+        shapes = dict[str, tuple[int, ...]]()
+        kinds = ("weight", "bias")
         for role, name in _SHARED.items():
             if role in experts.modules:
                 place = experts.sharing(role).index(role)
@@ -54,14 +56,16 @@ class ExpertTensors:
         names |= {f"blk.0.ffn_gate_inp.{kind}": (f"{layer}{experts.router}.{kind}", 0) for kind in kinds}
         if experts.shared_expert_gate is not None:
             switch = f"{layer}{experts.shared_expert_gate}.weight"
-            names["blk.0.ffn_gate_inp_shexp.weight"], shapes[switch] = (switch, 0), (1, spec.hidden)
+            names["blk.0.ffn_gate_inp_shexp.weight"] = (switch, 0)
+            shapes[switch] = (1, spec.hidden)
         if experts.router_norm is not None:
             names["blk.0.ffn_gate_inp.scale"] = layer + experts.router_norm, 0
         if experts.per_expert_scale is not None:
             names["blk.0.ffn_down_exps.scale"] = layer + experts.per_expert_scale, 0
         if experts.e_score_correction_bias is not None:
             bias = layer + experts.e_score_correction_bias
-            names["blk.0.exp_probs_b.bias"], shapes[bias] = (bias, 0), experts.bias_shape or (experts.num_experts,)
+            names["blk.0.exp_probs_b.bias"] = (bias, 0)
+            shapes[bias] = experts.bias_shape or (experts.num_experts,)
         return cls(names, shapes, layer)
 
     def apart(self, spec: DecoderSpec, name: str, tensor: GgufTensor, place: str) -> Iterator[tuple[str, GgufTensor]]:
@@ -74,7 +78,8 @@ class ExpertTensors:
             ModelLoadError: its shape is not that of the metadata.
         """
         path, _, kind = name.removeprefix("blk.0.").rpartition(".")
-        experts, roles = spec.experts, _STACKS.get(path, ())
+        experts = spec.experts
+        roles = _STACKS.get(path, ())
         if experts is None or not roles or kind not in ("weight", "bias"):
             return
         size = experts.out_features(roles[0]) or spec.hidden

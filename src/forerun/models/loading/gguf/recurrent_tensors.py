@@ -67,7 +67,8 @@ class RecurrentTensors:
         """
         if shape is None:
             return cls()
-        names, parameters = dict[str, tuple[str, int]](), dict[str, str]()
+        names = dict[str, tuple[str, int]]()
+        parameters = dict[str, str]()
         for part, theirs in _names(shape).items():
             path = shape.modules.get(part) or shape.parameters.get(part)
             if path is None:
@@ -104,7 +105,8 @@ def _names(shape: Recurrence) -> dict[str, str]:
 
 def shaped(shapes: Mapping[str, tuple[int, ...]], parameter: str, tensor: GgufTensor) -> GgufTensor:
     """Return the tensor of a parameter with Transformers' shape, where its size is that of such a shape."""
-    shape, size = shapes.get(parameter, tensor.shape), prod(tensor.shape)
+    shape = shapes.get(parameter, tensor.shape)
+    size = prod(tensor.shape)
     shape = tuple(size if width == -1 else width for width in shape)
     if shape == tensor.shape or prod(shape) != size:
         return tensor
@@ -120,7 +122,8 @@ def _grouped(shape: Recurrence) -> dict[str, Tensor]:
     """Return where tiled heads stand by role or parameter, those of a key head one after another."""
     heads = torch.arange(shape.heads).view(-1, shape.key_heads).T.reshape(-1)
     values = (heads[:, None] * shape.value_width + torch.arange(shape.value_width)).reshape(-1)
-    channels, first = torch.arange(shape.channels), shape.starts["value"]
+    channels = torch.arange(shape.channels)
+    first = shape.starts["value"]
     channels[first : first + len(values)] = first + values
     return {
         **dict.fromkeys(("in_proj_qkv", "conv1d"), channels),

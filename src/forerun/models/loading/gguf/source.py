@@ -45,7 +45,8 @@ class GgufSource(ModelSource):
     place_of_sampling = "the file"
 
     def __init__(self, name: str, path: Path) -> None:
-        self.name, self.path = name, path
+        self.name = name
+        self.path = path
         self._packed: tuple[DecoderSpec | None, PackedWeights] | None = None  # of the last spec
 
     @cached_property
@@ -58,7 +59,8 @@ class GgufSource(ModelSource):
         """Give back the pages that were read, and check that the files are as they were opened (`ModelSource.finish`).
         Files that others have replaced are read to their end, as they were."""
         self.file.release()
-        before, now = self._opened, _states(self.path)
+        before = self._opened
+        now = _states(self.path)
         if any(before[key] != now[key] for key in before.keys() & now.keys()):
             raise ModelLoadError(f"{self.path}: the file was changed while it was read. Load it when it is whole.")
 

@@ -75,7 +75,9 @@ def _parameters(
         names: of `name_map`. layer: the path of layer 0, with a dot behind it. own: modules outside of layers.
         is_hybrid: of an architecture with recurrent layers.
     """
-    found, kinds, modules = dict[str, tuple[str, int]](), (".weight", ".bias"), _modules(spec)
+    found = dict[str, tuple[str, int]]()
+    kinds = (".weight", ".bias")
+    modules = _modules(spec)
     paths = [*own, *(layer + each for role, each in modules.items() if not _is_shared(role, each))]
     attention = spec.attention
     if isinstance(attention, LatentAttention):
@@ -133,10 +135,12 @@ class PackedWeights(Mapping[str, GgufTensor]):
     """
 
     def __init__(self, file: GgufFile, spec: DecoderSpec) -> None:
-        name, self._decoder = architecture_of(file), spec
+        name = architecture_of(file)
+        self._decoder = spec
         architecture = ARCHITECTURES[name]
         self.head = spec.head_weight
-        attention, layer = spec.attention, f"{spec.layer_path(0)}."
+        attention = spec.attention
+        layer = f"{spec.layer_path(0)}."
         self._heads = _heads(attention) if architecture.is_permuted else {}
         own = [f"{spec.base}.{spec.embeddings.module}", f"{spec.base}.{spec.output.norm}", spec.output.module]
         if (inputs := spec.embeddings.per_layer) is not None:
@@ -185,7 +189,8 @@ class PackedWeights(Mapping[str, GgufTensor]):
 
     def _taken_apart(self, name: str, tensor: GgufTensor) -> dict[str, GgufTensor]:
         """Return the parameters of queries, keys and values, of a tensor that holds all three; empty if it does not."""
-        attention, (_, _, kind) = self._decoder.attention, name.rpartition(".")
+        attention = self._decoder.attention
+        (_, _, kind) = name.rpartition(".")
         if not isinstance(attention, Attention):
             return {}
         layer = f"{self._decoder.layer_path(0)}."
@@ -196,7 +201,9 @@ class PackedWeights(Mapping[str, GgufTensor]):
         }
         if name not in _FUSED or len(sizes) != 3 or tensor.shape[:1] != (sum(sizes.values()),):
             return {}
-        parts, first, rows = {}, 0, tensor.blocks.reshape(tensor.shape[0], -1)
+        parts = {}
+        first = 0
+        rows = tensor.blocks.reshape(tensor.shape[0], -1)
         for parameter, size in sizes.items():
             blocks = rows[first : first + size]
             blocks = blocks if tensor.blocks.ndim > 1 else blocks.reshape(-1)
@@ -205,8 +212,11 @@ class PackedWeights(Mapping[str, GgufTensor]):
         return parts
 
     def __getitem__(self, name: str) -> GgufTensor:
-        tensor, order, own = self.stored(name), self.order(name), _of_first(name)
-        columns, is_rate = self._recurrence.columns.get(own), own in self._recurrence.rates
+        tensor = self.stored(name)
+        order = self.order(name)
+        own = _of_first(name)
+        columns = self._recurrence.columns.get(own)
+        is_rate = own in self._recurrence.rates
         offset = self._decoder.norms.offset if own.removesuffix(".weight") in self._norms else 0.0
         if columns is not None or is_rate or offset:
             numbers = tensor.dequantize(torch.float32) - offset
@@ -222,8 +232,10 @@ class PackedWeights(Mapping[str, GgufTensor]):
 
     def order(self, name: str) -> torch.Tensor | None:
         """Return the rows of the file's tensor in Transformers' order, [out] int64; None: as they lie."""
-        attention, count = self._decoder.attention, self.shape(name)[0]
-        module, own = name.rpartition(".")[0], _of_first(name)
+        attention = self._decoder.attention
+        count = self.shape(name)[0]
+        module = name.rpartition(".")[0]
+        own = _of_first(name)
         if own in self._recurrence.rows:
             return self._recurrence.rows[own]
         if isinstance(attention, Attention) and attention.qkv_groups > 1:
@@ -276,7 +288,8 @@ class PackedWeights(Mapping[str, GgufTensor]):
     def _whole(self, keys: GgufTensor, values: GgufTensor) -> npt.NDArray[np.uint8]:
         """Return the blocks of what makes keys and values of latents. That of keys lies in the file by head, [heads,
         rank, numbers of a key]."""
-        attention, (_, rank) = self._decoder.attention, values.shape
+        attention = self._decoder.attention
+        (_, rank) = values.shape
         assert attention is not None
         heads = attention.num_heads
         of_keys = keys.dequantize(torch.float32).view(heads, rank, -1).mT
@@ -323,7 +336,8 @@ def open_slices(
     """Return the tensors by Transformers' names, for it to read; a tied output layer is left to it. Those of experts
     are one again; none where parts are missing."""
     tied = weights.head if is_tied else None
-    stacks, experts = stacked(spec), spec.experts
+    stacks = stacked(spec)
+    experts = spec.experts
     parts = {part for experts in stacks.values() for names in experts for part in names}
     found: dict[str, _Slice | Stack] = {
         name: _Slice(weights, name, dtype) for name in weights if name != tied and name not in parts
