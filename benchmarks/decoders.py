@@ -34,7 +34,7 @@ from forerun.lab.bench.forward import filled, forward_step
 from forerun.lab.bench.measure import interleave
 from forerun.lab.bench.methods import Reference, quieten
 from forerun.models import Model, load_model
-from forerun.models.fused.families import spec_of
+from forerun.models.families.table import spec_of
 from forerun.models.fused.native import NativeDecoder
 
 PAGE = Path(__file__).parents[1] / "docs" / "models.md"

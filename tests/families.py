@@ -9,7 +9,7 @@ import torch
 from transformers import CONFIG_MAPPING, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
-from forerun.models.fused import families as fused
+from forerun.models.families.table import FAMILIES, spec_of
 
 VOCAB = 96
 _NO_TOKENS = {"eos_token_id": None, "bos_token_id": None, "pad_token_id": None}
@@ -289,7 +289,7 @@ TINY: dict[str, dict[str, Any]] = {
     "recurrent_gemma": {**_WIDE, "lru_width": 64, "attention_window_size": 24},
 }
 """Arguments of a tiny configuration of each family in docs/models.md."""
-DESCRIBED = tuple(fused.FAMILIES)
+DESCRIBED = tuple(FAMILIES)
 """Those of the fused decoder."""
 FAMILIES = DESCRIBED
 """Those that are tested in every way."""
@@ -305,7 +305,7 @@ def tiny_config(name: str, **options: Any) -> Any:
     return CONFIG_MAPPING[name](**{**TINY[name], **options})
 
 
-RECURRENT = [name for name in DESCRIBED if fused.spec_of(tiny_config(name)).recurrence is not None]
+RECURRENT = [name for name in DESCRIBED if spec_of(tiny_config(name)).recurrence is not None]
 """Those with layers whose states only rows that are computed change."""
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from forerun.models.decoders import llama_refusal
-from forerun.models.fused.families import FAMILIES, frequencies, refusal, spec_of
+from forerun.models.families.table import frequencies, refusal, spec_of
 from forerun.models.fused.recurrence import state_layout
 from forerun.models.loading.configuration import context_length
 from forerun.models.spec.attention import LatentAttention
@@ -193,7 +193,7 @@ def _model(config: Any, spec: DecoderSpec) -> dict[str, str]:
     if spec.renamed:
         found["renamed"] = ", ".join(f"{theirs} {ours}" for theirs, ours in sorted(spec.renamed.items()))
     latent = spec.attention if isinstance(spec.attention, LatentAttention) else None
-    recurrence = spec.recurrence or FAMILIES[config.model_type](config).get("recurrence")  # no layer may have it
+    recurrence = spec.recurrence
     found |= _of_part("recurrence", recurrence, _OF_RECURRENCE) | _of_part("experts", spec.experts, _OF_EXPERTS)
     found |= _of_part("latent", latent, _OF_LATENTS)
     found |= _of_part("token_inputs", spec.embeddings.per_layer, _OF_TOKENS)

@@ -15,7 +15,7 @@ from transformers.utils import logging
 
 import gguf_models
 from families import tiny_config, tiny_model
-from forerun.models.loading.gguf.architectures import ARCHITECTURES
+from forerun.models.families.table import ARCHITECTURES
 from gguf_files import ARCHITECTURES as WRITTEN, write_gguf
 from golden.sources import Numbers
 

@@ -19,10 +19,10 @@ from forerun.errors import ConfigError, IncompatibleDrafterError, UnsupportedMod
 from forerun.export.files import DRAFT_TOKENS, Exported, check_disk_space, check_draft, check_output
 from forerun.models import find_tokenizer, load_transformers_model
 from forerun.models.decoders import llama_refusal
-from forerun.models.fused.options import head_shape
+from forerun.models.families.build import head_shape
+from forerun.models.families.table import ARCHITECTURES
 from forerun.models.loading.configuration import context_length
 from forerun.models.loading.find_source import find_source
-from forerun.models.loading.gguf.architectures import ARCHITECTURES
 from forerun.models.loading.gguf.configuration import EMBEDDING, HEAD, ROPE_FACTORS, llama3_factors
 from forerun.models.loading.gguf.file import SUFFIX, GgufFile
 from forerun.models.loading.gguf.source import GgufSource

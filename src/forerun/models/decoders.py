@@ -1,6 +1,6 @@
 """The decoder of each model family: forerun's own, or Transformers' modules for all others.
 
-The entries of `fused/families.py` are computed by `fused/decoder.py` and `fused/native.py`, and those that are like
+The entries of `families/table.py` are computed by `fused/decoder.py` and `fused/native.py`, and those that are like
 Llama's by `fused/triton.py`. All other families run in `general.py` without further code, if Transformers computes
 their attention through its attention interface.
 """
@@ -19,8 +19,8 @@ from forerun.errors import ConfigError, UnsupportedModelError
 from forerun.kernels.cpu import is_triton_selected
 from forerun.kernels.cpu.linear import NativeLinear
 from forerun.models.attention.native import NativeAttention
+from forerun.models.families.table import description_of
 from forerun.models.fused.decoder import FusedDecoder
-from forerun.models.fused.families import description_of
 from forerun.models.fused.native import NativeDecoder
 from forerun.models.fused.recurrence import state_layout
 from forerun.models.general import GeneralDecoder

@@ -19,8 +19,8 @@ from forerun.models.attention.base import LayerAttention, Planner
 from forerun.models.attention.native import PathPlanner
 from forerun.models.attention.reference import ReferenceAttention
 from forerun.models.decoders import cache_dtype_of, served_kind, triton_backend
+from forerun.models.families.build import head_shape
 from forerun.models.fused.decoder import attentions_of
-from forerun.models.fused.options import head_shape
 from forerun.models.fused.recurrence import state_layout
 from forerun.models.general import ATTENTION_NAME
 from forerun.models.loading.configuration import context_length

@@ -23,7 +23,7 @@ from forerun.errors import UnsupportedModelError
 from forerun.kernels.partition import KV_BLOCK
 from forerun.kv_cache import SequenceCache
 from forerun.models.base import Exactness, Rows
-from forerun.models.fused.families import length_dependence
+from forerun.models.families.table import length_dependence
 from forerun.models.fused.native import NativeDecoder
 from forerun.models.general import GeneralDecoder
 from forerun.models.model import Model

@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from families import FAMILIES, ONLY_FUSED, SCANNED, VOCAB, Folders, make_family
 from forerun.errors import ConfigError, UnsupportedModelError
 from forerun.models import Model, Rows, load_model
-from forerun.models.fused.families import refusal
+from forerun.models.families.table import refusal
 
 # Transformers computes norms and the rotation in float32 even then, so paths agree to float32, not to float64
 FLOAT64_TOLERANCE = 2e-5

@@ -20,9 +20,9 @@ from forerun.drafters.early_exit import EarlyExit
 from forerun.errors import UnsupportedModelError
 from forerun.export.quantized import export_quantized
 from forerun.models import Model, Rows, load_model
+from forerun.models.families.mla import MLA_FAMILIES
+from forerun.models.families.table import description_of, refusal, spec_of
 from forerun.models.fused.experts import take_experts_apart
-from forerun.models.fused.families import description_of, refusal, spec_of
-from forerun.models.fused.latent_families import LATENT_FAMILIES
 from forerun.models.loading.find_source import find_source
 from forerun.models.loading.fused_modules import FusedModules, read_fused
 from forerun.models.memory_plan import attention_widths
@@ -297,7 +297,7 @@ def test_parameters_made_without_modelling_code(variant: tuple[str, dict[str, An
 
 
 @pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
-@pytest.mark.parametrize("family", LATENT_FAMILIES)
+@pytest.mark.parametrize("family", MLA_FAMILIES)
 def test_a_position_keeps_its_latent_twice_and_one_rotated_key(family: str, dtype: str, tmp_path: Path) -> None:
     config, model = tiny_config(family), load_model(make_family(family, tmp_path), dtype)
     widths = config.kv_lora_rank + config.qk_rope_head_dim, config.kv_lora_rank

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from families import tiny_model
 from forerun.kernels.cpu import native_for
 from forerun.models import load_model
-from forerun.models.fused.families import frequencies, spec_of
+from forerun.models.families.table import frequencies, spec_of
 from forerun.models.loading import load
 from forerun.models.loading.fused_modules import FusedModules
 from gguf_files import write_gguf

@@ -12,7 +12,7 @@ from transformers import PreTrainedConfig
 
 from families import DESCRIBED, SCANNED, VOCAB, tiny_config, tiny_model
 from forerun.models import Rows, load_model
-from forerun.models.fused.families import refusal
+from forerun.models.families.table import refusal
 
 _OF_ALL = PreTrainedConfig().to_dict().keys() - {"tie_word_embeddings"}
 _OF_TRAINING = {

@@ -22,7 +22,7 @@ from forerun.kernels.cpu.linear import NativeLinear
 from forerun.kernels.torch.linear import PackedLinear
 from forerun.models import Model, Rows, identity, load_model
 from forerun.models.decoders import llama_refusal
-from forerun.models.fused.families import spec_of
+from forerun.models.families.table import spec_of
 from forerun.models.fused.native import NativeDecoder
 from forerun.models.linear import FloatMaker, Linear, Part
 from kernel_cases import THREADS, threads

@@ -20,8 +20,8 @@ from forerun.kernels.quantize import quantize_int4, quantize_int8
 from forerun.kernels.torch.linear import JoinedLinear
 from forerun.kernels.torch.quantized_linear import QuantizedEmbedding, QuantizedLinear
 from forerun.models import Model, Rows, identity, load_model, number_format
+from forerun.models.families.table import spec_of
 from forerun.models.fused.decoder import FusedDecoder
-from forerun.models.fused.families import spec_of
 from forerun.models.general import GeneralDecoder
 from forerun.models.loading.find_source import find_source
 from forerun.models.loading.load import WeightReader

@@ -9,7 +9,7 @@ import pytest
 
 from families import make_family
 from forerun.models import load_model
-from forerun.models.fused.families import FAMILIES
+from forerun.models.families.table import FAMILIES
 from forerun.models.memory_plan import model_memory
 from gguf_files import write_gguf
 from gguf_models import tiny

@@ -15,7 +15,7 @@ from forerun.kernels.cpu import native
 from forerun.kernels.cpu.linear import NativeLinear, weight_layout
 from forerun.kernels.quantize import MADE_FORMS
 from forerun.models import load_model
-from forerun.models.fused.families import spec_of
+from forerun.models.families.table import spec_of
 from forerun.models.fused.native import NativeDecoder
 from forerun.models.loading.find_source import find_source
 from forerun.models.loading.fused_modules import empty_fused

@@ -22,8 +22,8 @@ from forerun.kv_cache.recurrent_state import StateMaker
 from forerun.models.attention.base import LayerAttention, Layout
 from forerun.models.attention.reference import ReferenceAttention
 from forerun.models.base import HiddenStateOutputs, LayerRangeDecoder
+from forerun.models.families.table import frequencies, spec_in
 from forerun.models.fused.experts import ExpertLayer, bias_of, router_norm_of, take_apart
-from forerun.models.fused.families import frequencies, spec_in
 from forerun.models.fused.latent import LatentLayer
 from forerun.models.fused.recurrence import RecurrentLayer, numbers_of, state_layout
 from forerun.models.fused.token_inputs import TokenRows, token_parts

@@ -28,9 +28,9 @@ from forerun.kernels.triton.step_arrays import BUCKETS, HEAD_ROWS, MAX_ROWS, TIL
 from forerun.models.attention.base import LayerAttention, Layout, Planner
 from forerun.models.attention.native import PathPlanner
 from forerun.models.base import HiddenStateOutputs, LayerRangeDecoder
+from forerun.models.families.build import head_shape, layer_windows
+from forerun.models.families.table import frequencies, spec_in
 from forerun.models.fused.cuda_graphs import StepGraphs, StepInputBuffers, on_device
-from forerun.models.fused.families import frequencies, spec_in
-from forerun.models.fused.options import head_shape, layer_windows
 from forerun.models.fused.triton_backend import check_heads, page_layout
 from forerun.models.fused.triton_layers import HEAD_BUCKETS, TritonLayer, TritonStep, TritonWeights
 from forerun.models.linear import Part, of_rows

@@ -20,7 +20,7 @@ from forerun.kernels.triton.page_layout import DevicePageLayout
 from forerun.kernels.triton.product_cut import Cut
 from forerun.kernels.triton.step_arrays import HEAD_ROWS, MAX_ROWS, TILE, Capacity
 from forerun.models.attention.base import LayerAttention
-from forerun.models.fused.options import head_shape
+from forerun.models.families.build import head_shape
 from forerun.models.loading.configuration import context_length
 from forerun.models.loading.weight_maker import WeightMaker
 from forerun.models.spec.decoder import DecoderSpec

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from forerun.errors import UnsupportedModelError
-from forerun.models.fused.families import FAMILIES, Description, description_of
-from forerun.models.fused.options import ACTIVATIONS
+from forerun.models.families.build import ACTIVATIONS
+from forerun.models.families.table import FAMILIES, Description, description_of
 from forerun.utils.json_file import Fields
 
 

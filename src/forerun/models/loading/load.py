@@ -20,8 +20,8 @@ from forerun.kernels.cpu import is_triton_selected
 from forerun.kernels.cpu.linear import experts_in
 from forerun.kernels.quantize import QuantizedWeight
 from forerun.models.decoders import Kind, make_decoder, served_kind
-from forerun.models.fused.families import description_of
-from forerun.models.fused.recurrent_families import TILED
+from forerun.models.families.recurrent import TILED
+from forerun.models.families.table import description_of
 from forerun.models.general import ATTENTION_NAME, register_attention
 from forerun.models.loading.configuration import context_length, refuse_unservable
 from forerun.models.loading.find_source import find_source
@@ -70,7 +70,7 @@ def load_model(
             its GGUF files ("owner/name:file.gguf").
         dtype: "float32", "bfloat16", "float64", or "auto": that of the weights, float32 for float16 and for quantized
             ones. "float16" is taken for bfloat16, with a warning.
-        kind: of decoder: "fused" for the families of `fused/families.py`, "general" for Transformers' own modules,
+        kind: of decoder: "fused" for the families of `families/table.py`, "general" for Transformers' own modules,
             "auto" for the first where it serves the model.
         device: where the model computes: "cpu", "cuda", "cuda:1", "mps".
         adapter: the folder of a PEFT LoRA adapter to merge.

@@ -16,7 +16,7 @@ import torch
 
 from forerun.config import BUNDLED_MODELS
 from forerun.errors import ModelLoadError, UnsupportedModelError
-from forerun.models.fused.families import refusal
+from forerun.models.families.table import refusal
 from forerun.models.general import register_attention
 from forerun.models.loading.folder import TEKKEN, TOKENIZER
 from forerun.models.loading.tokenizer_trial import check_tokenizer, guarded

@@ -24,7 +24,7 @@ from forerun.drafters.models.heads.config import (
     token_tables,
 )
 from forerun.errors import ConfigError, ModelLoadError, UnsupportedModelError
-from forerun.models.fused.families import frequencies
+from forerun.models.families.table import frequencies
 from forerun.models.loading.configuration import check_rope
 from forerun.utils.foreign_errors import REMEDY, as_load_errors
 from forerun.utils.json_file import Fields

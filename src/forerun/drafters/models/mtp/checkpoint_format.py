@@ -23,7 +23,7 @@ from forerun.drafters.models.heads.config import StoredHead, check_forms, check_
 from forerun.drafters.models.heads.fingerprint import Fingerprint, sampled_ids, sampled_signs, target_fingerprint
 from forerun.errors import ConfigError, ModelLoadError, UnsupportedModelError
 from forerun.models.base import LanguageModel
-from forerun.models.fused.families import description_of
+from forerun.models.families.table import description_of
 from forerun.models.loading.configuration import context_length
 from forerun.models.loading.find_source import find_source
 from forerun.models.loading.fused_modules import by_parameter, layer_modules

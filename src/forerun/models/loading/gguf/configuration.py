@@ -11,13 +11,15 @@ import numpy as np
 import torch
 
 from forerun.errors import ModelLoadError, UnsupportedModelError
-from forerun.models.fused.recurrent_families import TILED
-from forerun.models.loading.configuration import PlainConfig, check_values
-from forerun.models.loading.gguf.architecture import (
+from forerun.models.families.gguf_keys import (
+    EXPERT_WIDTH,
     HEADS,
     KEY_HEADS,
+    NEUTRAL,
     PATTERN,
+    ROTATED,
     TEMPERATURE,
+    TOP,
     WIDTH,
     WINDOW,
     Architecture,
@@ -25,10 +27,11 @@ from forerun.models.loading.gguf.architecture import (
     layer_count,
     refuse,
 )
-from forerun.models.loading.gguf.architectures import ARCHITECTURES, NEUTRAL
+from forerun.models.families.recurrent import TILED
+from forerun.models.families.table import ARCHITECTURES
+from forerun.models.loading.configuration import PlainConfig, check_values
 from forerun.models.loading.gguf.file import GgufFile
 from forerun.models.loading.gguf.header import REMEDY, brief
-from forerun.models.loading.gguf.mixture import EXPERT_WIDTH, TOP
 from forerun.models.loading.gguf.tensors import GgufTensor
 from forerun.utils.foreign_errors import as_load_errors
 from forerun.utils.json_file import REQUIRED, Fields
@@ -36,7 +39,6 @@ from forerun.utils.json_file import REQUIRED, Fields
 EMBEDDING = "token_embd.weight"
 HEAD = "output.weight"
 ROPE_FACTORS = "rope_freqs.weight"
-_ROTATED = "rope.dimension_count"
 _LONG = "rope_factors_long.weight"
 _SHORT = "rope_factors_short.weight"
 
@@ -117,7 +119,7 @@ def read_gguf_config(file: GgufFile, eos_ids: Iterable[int]) -> dict[str, Any]:
 def _attention(fields: Fields, architecture: Architecture, file: GgufFile) -> dict[str, Any]:
     """Return the sizes of attention and feed-forward layers, the rotation, and the options of the model's type."""
     heads = _count(fields, architecture, HEADS)
-    head_dim = fields.integer(_ROTATED, low=1, high=2**31) if architecture.is_latent else _head_dim(fields, heads)
+    head_dim = fields.integer(ROTATED, low=1, high=2**31) if architecture.is_latent else _head_dim(fields, heads)
     options = _options(fields, architecture, file, head_dim)
     rope = _rope_by_kind(fields, file.tensors, architecture, head_dim, options)
     if "long_factor" in rope:  # Phi3's own option comes before this one of the rotation
@@ -235,7 +237,7 @@ def _head_dim(fields: Fields, heads: int) -> int:
 
 def _rotated(fields: Fields, architecture: Architecture, head_dim: int) -> int:
     """Return how many numbers of a head are rotated: all, but in some architectures."""
-    rotated = fields.integer(_ROTATED, head_dim, low=0, high=2**31)
+    rotated = fields.integer(ROTATED, head_dim, low=0, high=2**31)
     if rotated != head_dim and (not architecture.is_partly_rotated or rotated % 2 or not 0 < rotated < head_dim):
         refuse(fields, f"rope.dimension_count is {rotated} and the heads are {head_dim} wide")
     return rotated

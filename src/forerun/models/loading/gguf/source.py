@@ -14,7 +14,7 @@ import torch
 from forerun.errors import ModelLoadError
 from forerun.kernels.block_weight import BLOCK_TYPES, BlockType, BlockWeight
 from forerun.kernels.quantize import QuantizedFormat, QuantizedWeight
-from forerun.models.fused.families import spec_of
+from forerun.models.families.table import spec_of
 from forerun.models.loading.configuration import PlainConfig, token_ids_of
 from forerun.models.loading.gguf.configuration import read_gguf_config, transformers_config
 from forerun.models.loading.gguf.file import GgufFile, part_paths

@@ -14,14 +14,15 @@ import numpy.typing as npt
 import torch
 
 from forerun.errors import ModelLoadError, UnsupportedModelError
+from forerun.models.families.gguf_keys import NEXT_TOKENS
+from forerun.models.families.mamba import MAMBA_ARCHITECTURES
+from forerun.models.families.recurrent import RECURRENT_ARCHITECTURES
+from forerun.models.families.table import ARCHITECTURES
 from forerun.models.fused.experts import stacked
-from forerun.models.loading.gguf.architecture import NEXT_TOKENS
-from forerun.models.loading.gguf.architectures import ARCHITECTURES
 from forerun.models.loading.gguf.configuration import HEAD, architecture_of
 from forerun.models.loading.gguf.expert_tensors import ExpertTensors, Stack
 from forerun.models.loading.gguf.file import GgufFile
 from forerun.models.loading.gguf.header import REMEDY, brief
-from forerun.models.loading.gguf.recurrent_architectures import RECURRENT_ARCHITECTURES
 from forerun.models.loading.gguf.recurrent_tensors import RecurrentTensors, shaped
 from forerun.models.loading.gguf.tensors import PLAIN_TYPES, GgufTensor
 from forerun.models.spec.attention import AnyAttention, Attention, LatentAttention
@@ -125,7 +126,7 @@ class PackedWeights(Mapping[str, GgufTensor]):
 
     Rows that the converter has permuted are brought back into Transformers' order: their packed rows are copied for
     that, all others lie in the file. So are value heads of recurrent layers, and the columns of the product behind
-    them, which are numbers then, unless the configuration says that heads are tiled (`recurrent_families.TILED`). Norms
+    them, which are numbers then, unless the configuration says that heads are tiled (`TILED`). Norms
     to whose weights Transformers adds a number have it in the file, and it is taken out; of rates of decay Transformers
     has the logarithm. Experts are parameters apart, each a view of the file's tensor of all. What makes keys and values
     of latents is one parameter of numbers where the file has one tensor for keys and one for values.
@@ -153,7 +154,7 @@ class PackedWeights(Mapping[str, GgufTensor]):
         self._kv_b_proj = f"{layer}{attention.kv_b_proj}.weight" if isinstance(attention, LatentAttention) else ""
         names = name_map(name, 1)  # what a file says of its number of layers decides nothing here
         attending = {
-            **_parameters(names, spec, layer, own, is_hybrid=name in RECURRENT_ARCHITECTURES),
+            **_parameters(names, spec, layer, own, is_hybrid=name in {*RECURRENT_ARCHITECTURES, *MAMBA_ARCHITECTURES}),
             **self._experts.names,
         }
         attending |= {each: (self._kv_b_proj, place) for place, each in enumerate(halves)}
