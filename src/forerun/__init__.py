@@ -6,10 +6,10 @@ llm = LLM("bundled", drafter="draft-model")
 print(llm.generate("def quicksort(items):", SamplingParams(temperature=0)).text)
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from forerun.drafters.registry import DRAFTERS
+from forerun.utils.deferred import exporting
 
 __version__ = "0.1.0"
 
@@ -71,6 +71,7 @@ _HOMES = {
     "forerun.types": ("Draft", "Sequence", "Step", "Verdict"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+_exported = exporting(__name__, _HOME_OF)
 
 _CALLED = {
     "AsyncLLMEngine": "take AsyncLLM.",
@@ -97,11 +98,7 @@ if not TYPE_CHECKING:  # type checkers take the names imported above
 def __getattr__(name: str) -> Any:
     if name in _CALLED:  # of an AttributeError, `from forerun import` would not show the text
         raise ImportError(f"forerun has no {name}: {_CALLED[name]}")
-    if name not in _HOME_OF:
-        raise AttributeError(f"module 'forerun' has no attribute {name!r}")
-    value = getattr(import_module(_HOME_OF[name]), name)
-    globals()[name] = value
-    return value
+    return _exported(name)
 
 
 def __dir__() -> list[str]:

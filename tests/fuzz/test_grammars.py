@@ -16,7 +16,7 @@ from forerun import Grammar, GrammarError, SamplingParams
 from forerun.errors import GrammarDeadEndError
 from forerun.models import find_tokenizer
 from forerun.sampling import SequenceConstraint
-from forerun.sampling.grammar.compile import Grammars
+from forerun.sampling.grammar import Grammars
 from forerun.types import Allowed, Sequence, is_allowed
 from fuzzing import examples
 

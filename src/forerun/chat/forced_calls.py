@@ -16,7 +16,7 @@ from typing import Any
 from forerun.chat.response_format import ERRORS, REASONING, ResponseFormat, declared
 from forerun.config import JSON_OBJECT, JSON_SCHEMA, Grammar
 from forerun.errors import GrammarError, RequestBodyError
-from forerun.sampling.grammar.compile import Grammars
+from forerun.sampling.grammar import Grammars
 
 _JSON = {"x-guidance": {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}}
 _FREE = {"{text}": "TEXT", "{free}": "FREE"}

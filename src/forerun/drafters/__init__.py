@@ -1,9 +1,9 @@
 """Drafting methods, one folder or file each, and the table of their names."""
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from forerun.drafters.registry import DRAFTERS as DRAFTERS, DrafterRow as DrafterRow
+from forerun.utils.deferred import exporting
 
 if TYPE_CHECKING:
     from forerun.drafters.base import Binding as Binding, Drafter as Drafter, Traits as Traits
@@ -31,17 +31,10 @@ if TYPE_CHECKING:
     from forerun.drafters.staged import Staged as Staged
 
 # Names are fetched on first use, so that the table can be read without loading torch.
-_MODULE_OF = {
+_HOME_OF = {
     **dict.fromkeys(("Binding", "Drafter", "Traits"), "forerun.drafters.base"),
     **dict.fromkeys(("build_drafter", "build_drafters", "make_drafter"), "forerun.drafters.build"),
     **dict.fromkeys(("check_drafter_text", "chosen_drafter"), "forerun.drafters.build"),
     **{row.class_name: row.module for row in DRAFTERS.values()},
 }
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _MODULE_OF:
-        raise AttributeError(f"module 'forerun.drafters' has no attribute {name!r}")
-    value = getattr(import_module(_MODULE_OF[name]), name)
-    globals()[name] = value
-    return value
+__getattr__ = exporting(__name__, _HOME_OF)

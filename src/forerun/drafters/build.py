@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from difflib import get_close_matches
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from forerun.config import (
     AUTO,
@@ -16,15 +17,21 @@ from forerun.config import (
     NumDraftTokens,
 )
 from forerun.drafters.base import Binding, Drafter
-from forerun.drafters.hybrid.by_request import ByRequest
 from forerun.drafters.parse_text import parse_drafter
 from forerun.drafters.registry import DRAFTERS
-from forerun.drafters.third_party import find_class
 from forerun.drafters.validation import check_drafter
 from forerun.errors import DrafterError
 from forerun.models import LanguageModel
-from forerun.models.loading.gguf.file import SUFFIX
+from forerun.models.loading.gguf import SUFFIX
 from forerun.utils import fetch as store
+from forerun.utils.deferred import DeferredModule
+
+if TYPE_CHECKING:
+    from forerun.drafters import third_party
+    from forerun.drafters.hybrid import by_request
+else:
+    third_party = DeferredModule("forerun.drafters.third_party")
+    by_request = DeferredModule("forerun.drafters.hybrid.by_request")
 
 AUTO_IS_HYBRID = False
 """Whether AUTO takes what belongs to the target beside the layer that its checkpoint carries: only where that is
@@ -48,7 +55,7 @@ def build_drafter(spec: str | Path | Drafter) -> tuple[Drafter, NumDraftTokens |
         name, _, _ = spec.partition(":")
         if name in DRAFTERS:
             return parse_drafter(spec, DRAFTERS[name].make)
-        if not Path(spec).exists() and (found := find_class(spec)) is not None:
+        if not Path(spec).exists() and (found := third_party.find_class(spec)) is not None:
             return parse_drafter(found[1], found[0])
     if isinstance(spec, (str, Path)):
         _check_source(spec)
@@ -62,7 +69,7 @@ def build_drafter(spec: str | Path | Drafter) -> tuple[Drafter, NumDraftTokens |
     )
 
 
-def build_drafters(specs: Seq[str | Path | Drafter | None]) -> ByRequest:
+def build_drafters(specs: Seq[str | Path | Drafter | None]) -> by_request.ByRequest:
     """Build several drafters among which requests choose by name: that of the table or of the class.
 
     Raises:
@@ -84,7 +91,7 @@ def build_drafters(specs: Seq[str | Path | Drafter | None]) -> ByRequest:
         drafters[name] = drafter
         if k is not None:
             own_k[name] = k
-    return ByRequest(drafters, own_k)
+    return by_request.ByRequest(drafters, own_k)
 
 
 def make_drafter(spec: str | Path | Drafter, binding: Binding) -> tuple[Drafter, NumDraftTokens | None]:

@@ -1,12 +1,17 @@
 """The engine: LLM and AsyncLLM, the step loop with its scheduler, and the results of requests."""
 
-from forerun.engine.async_llm import AsyncLLM
+from typing import TYPE_CHECKING
+
 from forerun.engine.engine import Engine
-from forerun.engine.engine_thread import EngineThread
 from forerun.engine.llm import LLM
 from forerun.engine.results import Choice, Generation, StepOutput, StreamChunk
 from forerun.engine.stats import SequenceStats, StepStats
 from forerun.sampling import TokenLogprob
+from forerun.utils.deferred import exporting
+
+if TYPE_CHECKING:
+    from forerun.engine.async_llm import AsyncLLM
+    from forerun.engine.engine_thread import EngineThread
 
 __all__ = [
     "LLM",
@@ -21,3 +26,7 @@ __all__ = [
     "StreamChunk",
     "TokenLogprob",
 ]
+
+# `LLM` needs neither.
+_HOME_OF = {"AsyncLLM": "forerun.engine.async_llm", "EngineThread": "forerun.engine.engine_thread"}
+__getattr__ = exporting(__name__, _HOME_OF)

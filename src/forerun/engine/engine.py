@@ -10,6 +10,7 @@ from time import perf_counter
 from types import FrameType, TracebackType
 from typing import Any
 
+from forerun import verification
 from forerun.config import EngineConfig, Grammar, SamplingParams
 from forerun.drafters import Drafter
 from forerun.drafters.validation import check_drafter
@@ -23,10 +24,9 @@ from forerun.engine.text import NO_STOPS, StopStrings, TokenTexts
 from forerun.errors import DeviceError, GrammarError, InterruptedRequestError
 from forerun.models import LanguageModel
 from forerun.sampling import SequenceConstraint
-from forerun.sampling.grammar.compile import Grammars
+from forerun.sampling.grammar import Grammars
 from forerun.speculation import SpeculationPolicy
 from forerun.types import Constraint
-from forerun.verification import check_acceptance
 
 # Ctrl-C waits until a step is done, so that no state is left half written.
 
@@ -106,7 +106,7 @@ class Engine:
         self.drafter = drafter
         self.config = config or EngineConfig()
         if self.config.acceptance is not None:
-            check_acceptance(self.config.acceptance)
+            verification.check_acceptance(self.config.acceptance)
         self.tokenizer = tokenizer
         self._texts = None if tokenizer is None else TokenTexts(tokenizer)
         self.grammars = Grammars(tokenizer, target.name, target.vocab_size)

@@ -10,20 +10,25 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
 from forerun.config import AUTO, DEFAULT_DTYPE, MAX_NUM_DRAFT_TOKENS, EngineConfig, MaxModelLen
 from forerun.drafters import Drafter, build_drafter, chosen_drafter
 from forerun.drafters.base import NamedModel
-from forerun.drafters.models.head_files.memory import HeadMemory, head_memory
 from forerun.errors import ConfigError, NotEnoughMemoryError
 from forerun.models.loading.load import inherited_dtype
 from forerun.models.memory_plan import ModelMemory, model_memory
+from forerun.utils.deferred import DeferredModule
 from forerun.utils.machine import GIB, available_memory, total_memory
 
-DraftMemory = ModelMemory | HeadMemory
+if TYPE_CHECKING:
+    from forerun.drafters.models.head_files import memory as heads
+else:
+    heads = DeferredModule("forerun.drafters.models.head_files.memory")
+
+DraftMemory: TypeAlias = "ModelMemory | heads.HeadMemory"
 DRAFT_PAGES = 2
 """Pages of a draft model for one of the target: it holds the same tokens, in a cache that may double its size."""
 DRAFT_PAGES_EACH = 4
@@ -215,7 +220,7 @@ class MemoryPlan:
         if (chosen := chosen_drafter(drafter, target)) is not None:
             named = build_drafter(chosen)[0].models_to_load(str(target))
         drafts: list[DraftMemory] = [
-            head_memory(Path(each.name), planned, target)
+            heads.head_memory(Path(each.name), planned, target)
             if each.is_head
             else model_memory(
                 each.name,

@@ -19,7 +19,7 @@ from forerun.errors import (
     SamplingError,
 )
 from forerun.models import LanguageModel
-from forerun.sampling.grammar.compile import Grammars
+from forerun.sampling.grammar import Grammars
 from forerun.utils.vocabulary import encode_text, longest_token
 
 T = TypeVar("T")

@@ -9,6 +9,7 @@ from time import perf_counter
 
 import torch
 
+from forerun import verification
 from forerun.config import AUTO, EngineConfig
 from forerun.drafters import Drafter
 from forerun.drafters.base import Offer, Traits
@@ -23,7 +24,7 @@ from forerun.engine.verifying import Verifying
 from forerun.errors import DrafterError, NonFiniteError
 from forerun.models import Forward, LanguageModel, identity
 from forerun.sampling import row_top
-from forerun.sampling.grammar.drafts import SOURCE, forced_tokens, with_grammar
+from forerun.sampling.grammar import SOURCE, forced_tokens, with_grammar
 from forerun.speculation import (
     DraftOutcome,
     DraftPlan,
@@ -35,7 +36,6 @@ from forerun.speculation import (
 )
 from forerun.types import Draft, Needs, Sequence, Verdict
 from forerun.utils.device import DeviceFaults
-from forerun.verification import UnsoundProbsError
 
 _log = logging.getLogger(__name__)
 _NO_NEEDS = Needs()
@@ -296,7 +296,7 @@ class StepLoop:
                 first = end
         try:
             self._verifying.verify(work, logits)
-        except UnsoundProbsError as error:
+        except verification.UnsoundProbsError as error:
             assert drafter is not None
             raise DrafterError(f"{name_of(drafter)} {error}") from None
         for item in () if self._rests else work:

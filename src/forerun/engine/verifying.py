@@ -9,13 +9,13 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from forerun import verification
 from forerun.config import EngineConfig
 from forerun.engine.sequence import SequenceStep
 from forerun.models import LanguageModel
-from forerun.models.non_finite import first_non_finite_tensor
+from forerun.models.model import first_non_finite_tensor
 from forerun.sampling import DeadRows, LogitsPipeline, LogitsRow, StepNoise, non_finite_rows, row_argmax
 from forerun.types import PackedDrafts
-from forerun.verification import match_sampled_tokens, rule_for, verify_step
 
 
 class Verifying:
@@ -79,7 +79,7 @@ class Verifying:
             _mark(work, packed, row)
         if any(item.state.sequence.constraint is not None for item in work):
             tokens = row_argmax(self._adjusted(work, packed, logits, self.pipeline.adjust)).tolist()
-        for item, verdict in zip(work, match_sampled_tokens(packed, tokens), strict=True):
+        for item, verdict in zip(work, verification.match_sampled_tokens(packed, tokens), strict=True):
             item.verdict = verdict
 
     def _verify_drawn(self, work: Seq[SequenceStep], logits: Tensor) -> None:
@@ -92,11 +92,11 @@ class Verifying:
             logits = logits.index_fill(0, torch.tensor(bad, device=logits.device), 0.0)
         logprobs = self._adjusted(work, packed, logits, self.pipeline.process)
         rules = [
-            rule_for(item.state.sequence.params, draft, self._acceptance)
+            verification.rule_for(item.state.sequence.params, draft, self._acceptance)
             for item, draft in zip(work, drafts, strict=True)
         ]
         noise = StepNoise(self._generator, [item.state.sequence for item in work], packed, logits.device)
-        for item, verdict in zip(work, verify_step(packed, logprobs, rules, noise), strict=True):
+        for item, verdict in zip(work, verification.verify_step(packed, logprobs, rules, noise), strict=True):
             item.verdict = verdict
 
     def _adjusted(

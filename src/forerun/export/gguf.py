@@ -23,8 +23,9 @@ from forerun.models.families.build import head_shape
 from forerun.models.families.table import ARCHITECTURES
 from forerun.models.loading.configuration import context_length
 from forerun.models.loading.find_source import find_source
+from forerun.models.loading.gguf import SUFFIX
 from forerun.models.loading.gguf.configuration import EMBEDDING, HEAD, ROPE_FACTORS, llama3_factors
-from forerun.models.loading.gguf.file import SUFFIX, GgufFile
+from forerun.models.loading.gguf.file import GgufFile
 from forerun.models.loading.gguf.source import GgufSource
 from forerun.models.loading.gguf.tensor_names import name_map
 from forerun.models.loading.gguf.token_list import NAMED, PREFIX, TOKENS, TYPES, TokenType

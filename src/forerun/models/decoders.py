@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from functools import partial
 from importlib import import_module
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
@@ -20,10 +20,8 @@ from forerun.kernels.cpu import is_triton_selected
 from forerun.kernels.cpu.linear import NativeLinear
 from forerun.models.attention.native import NativeAttention
 from forerun.models.families.table import description_of
-from forerun.models.fused.decoder import FusedDecoder
 from forerun.models.fused.native import NativeDecoder
 from forerun.models.fused.recurrence import state_layout
-from forerun.models.general import GeneralDecoder
 from forerun.models.linear import FloatMaker, Maker
 from forerun.models.loading.configuration import OUTPUT_TOKENS, refuse_unservable
 from forerun.models.loading.source import ModelSource
@@ -31,6 +29,14 @@ from forerun.models.loading.weight_maker import WeightMaker
 from forerun.models.model import Decoder
 from forerun.models.spec.decoder import DecoderSpec
 from forerun.models.weight_plan import WeightPlan, library_for
+from forerun.utils.deferred import DeferredModule
+
+if TYPE_CHECKING:
+    from forerun.models import general
+    from forerun.models.fused import decoder as fused
+else:
+    general = DeferredModule("forerun.models.general")
+    fused = DeferredModule("forerun.models.fused.decoder")
 
 Kind = Literal["auto", "fused", "general"]
 
@@ -123,14 +129,16 @@ def make_decoder(
     if is_triton_selected():
         return _by_triton(hf, plan, maker, output_tokens, spec)
     if plan.library is None:
-        return FusedDecoder(hf, maker, output_tokens, spec) if plan.is_fused else GeneralDecoder(hf, maker)
+        if plan.is_fused:
+            return fused.FusedDecoder(hf, maker, output_tokens, spec)
+        return general.GeneralDecoder(hf, maker)
     made: Maker | None = maker
     if maker is None and plan.multiplies_floats:
         made = FloatMaker(partial(NativeLinear, plan.library))
     if plan.is_fused:
         assert made is not None
         return NativeDecoder(hf, plan.library, made, cache_dtype, output_tokens, spec)
-    return GeneralDecoder(hf, made, NativeAttention(plan.library, plan.dtype, cache_dtype))
+    return general.GeneralDecoder(hf, made, NativeAttention(plan.library, plan.dtype, cache_dtype))
 
 
 def _by_triton(

@@ -16,14 +16,13 @@ from torch.utils.hooks import RemovableHandle
 from forerun.errors import UnsupportedModelError
 from forerun.kernels.partition import AttentionShape
 from forerun.kernels.torch.elementwise import SameAtEveryPlace
-from forerun.models.attention.base import Attention, LayerAttention, Layout
+from forerun.models.attention.base import ATTENTION_NAME, Attention, LayerAttention, Layout
 from forerun.models.attention.reference import ReferenceAttention
 from forerun.models.base import HiddenStateOutputs
 from forerun.models.draft_session import DraftSession, Pick
-from forerun.models.linear import Linear, Maker, pack_module
+from forerun.models.linear import Linear, Maker, pack_module, tensors_of
 from forerun.types import Cache
 
-ATTENTION_NAME = "forerun"
 _ALLOWED_OPTIONS = {
     *("sliding_window", "softcap", "s_aux"),
     # options that do not change the attention of a decoder at inference
@@ -133,6 +132,10 @@ class GeneralDecoder:
             for handle in handles:
                 handle.remove()
         return logits, hidden_outputs.stacked()
+
+    def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield all tensors of the model by the names of its modules (`NamedTensors`)."""
+        return tensors_of(self.model)
 
     def _run(self, token_ids: Tensor, positions: Tensor, keep: Tensor | int, attend: Attend) -> Tensor:
         """Run the model. token_ids, positions: [T] -> [rows kept, V]."""

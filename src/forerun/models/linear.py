@@ -4,7 +4,7 @@ modules."""
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -213,3 +213,13 @@ def _packed(module: nn.Module) -> nn.Module | None:
     if _are_plain_experts(module):
         return PackedExperts(list(weights["gate_up_proj"]), list(weights["down_proj"]), module.get_submodule("act_fn"))
     return None
+
+
+def tensors_of(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors of a module with their names:
+    parameters, buffers, and the tensors that packed layers keep as plain attributes, in the modules' order."""
+    for path, part in module.named_modules(prefix=prefix.removesuffix(".")):
+        tensors = {**vars(part), **part._parameters, **part._buffers}
+        for name, tensor in tensors.items():
+            if isinstance(tensor, Tensor):
+                yield (f"{path}.{name}" if path else name), tensor

@@ -15,14 +15,13 @@ from forerun.errors import UnsupportedModelError
 from forerun.kernels.cpu.linear import with_page_ends
 from forerun.kernels.partition import AttentionShape
 from forerun.kv_cache.recurrent_state import StateMaker
-from forerun.models.attention.base import LayerAttention, Planner
+from forerun.models.attention.base import ATTENTION_NAME, LayerAttention, Planner
 from forerun.models.attention.native import PathPlanner
 from forerun.models.attention.reference import ReferenceAttention
 from forerun.models.decoders import cache_dtype_of, served_kind, triton_backend
 from forerun.models.families.build import head_shape
-from forerun.models.fused.decoder import attentions_of
+from forerun.models.fused.parts import attentions_of
 from forerun.models.fused.recurrence import state_layout
-from forerun.models.general import ATTENTION_NAME
 from forerun.models.loading.configuration import context_length
 from forerun.models.loading.find_source import find_source
 from forerun.models.loading.fused_modules import Numbers, empty_fused

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -22,13 +22,16 @@ from forerun.models.base import (
     LanguageModel,
     LayerRangeDecoder,
     Rows,
+    StandIn,
     check_layers,
 )
 from forerun.models.draft_session import DraftSession, Pick
 from forerun.models.draft_session_device import DeviceDraftSession
-from forerun.models.loading.gguf.tensors import GgufTensor
 from forerun.types import Cache
 from forerun.utils.tree import Tree
+
+if TYPE_CHECKING:
+    from forerun.models.loading.gguf.tensors import GgufTensor
 
 # Packs the rows of sequences into the arrays of one forward.
 
@@ -355,3 +358,43 @@ def _common_layer(batch: Sequence[Rows], num_layers: int) -> int:
         if len(rows.hidden) != len(rows.token_ids):
             raise ValueError(f"{len(rows.hidden)} hidden states given for {len(rows.token_ids)} rows")
     return first
+
+
+@runtime_checkable
+class NamedTensors(Protocol):
+    """A decoder that lists the numbers it has packed."""
+
+    def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield tensors by the names of Transformers' parameters, or by several of them that are packed as one."""
+
+
+def first_non_finite_tensor(model: LanguageModel) -> str | None:
+    """Return the name, as in the checkpoint, of the first weight tensor with an entry that is NaN or infinite.
+
+    None: every entry is finite, or the model is of a kind whose weights cannot be looked at. The fused decoder
+    keeps some tensors side by side; they are named together. All weights are read: a second for a model of a few
+    gigabytes.
+    """
+    if isinstance(model, StandIn):
+        return first_non_finite_tensor(model.model)
+    if not isinstance(model, Model):
+        return None
+    if not isinstance(model.decoder, NamedTensors):
+        return None
+    return next((name for name, tensor in model.decoder.named_tensors() if not _is_finite(tensor)), None)
+
+
+def has_finite_rows(logits: Tensor) -> bool:
+    """Return whether every row, [R, V], has a largest entry that is finite: -inf beside it is how tokens are masked."""
+    return bool(torch.isfinite(logits.amax(-1)).all())
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    if tensor.is_mkldnn:
+        tensor = tensor.to_dense()
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor)
+    if not tensor.is_floating_point() or not tensor.numel():
+        return True
+    # both ends are NaN where one entry is: a tenth of the time of a flag for each entry
+    return bool(torch.isfinite(torch.stack(tensor.aminmax())).all())

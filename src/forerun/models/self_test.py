@@ -13,7 +13,7 @@ from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -25,14 +25,15 @@ from forerun.kv_cache import SequenceCache
 from forerun.models.base import Exactness, Rows
 from forerun.models.families.table import length_dependence
 from forerun.models.fused.native import NativeDecoder
-from forerun.models.general import GeneralDecoder
-from forerun.models.model import Model
-from forerun.models.non_finite import first_non_finite_tensor, has_finite_rows
+from forerun.models.model import Model, first_non_finite_tensor, has_finite_rows
 from forerun.utils import machine
 from forerun.utils.device import as_device_errors
 from forerun.utils.entry_file import EntryFile, key_here
 from forerun.utils.files import file_digest
 from forerun.utils.home import SELF_TESTS_STEM
+
+if TYPE_CHECKING:
+    from forerun.models.general import GeneralDecoder
 
 _NATIVE_SECONDS = 0.5
 _SECONDS = 2.0
@@ -97,15 +98,15 @@ def probe(model: Model) -> bool:
     Raises:
         UnsupportedModelError: not every layer calls forerun's attention, so the model keeps another kind of state.
     """
-    decoder = model.decoder
-    if isinstance(decoder, GeneralDecoder) and len(decoder.layer_attentions) < decoder.num_layers:
+    general = _general(model)
+    if general is not None and len(general.layer_attentions) < general.num_layers:
         raise UnsupportedModelError(
-            f"{model.name} ({type(decoder.model).__name__}) cannot be served: "
-            f"{decoder.num_layers - len(decoder.layer_attentions)} of its {decoder.num_layers} layers do not compute "
+            f"{model.name} ({type(general.model).__name__}) cannot be served: "
+            f"{general.num_layers - len(general.layer_attentions)} of its {general.num_layers} layers do not compute "
             "attention through Transformers' attention interface."
         )
     cache = model.new_cache()
-    logits = model.forward([Rows(cache, [0] * (1 if isinstance(decoder, NativeDecoder) else 5))]).logits
+    logits = model.forward([Rows(cache, [0] * (1 if isinstance(model.decoder, NativeDecoder) else 5))]).logits
     cache.free()
     return has_finite_rows(logits)
 
@@ -124,7 +125,8 @@ def self_test(model: Model, *, is_finite: bool = True) -> Exactness:
     """
     if not is_finite:
         return Exactness(False, _non_finite(model))
-    if isinstance(model.decoder, GeneralDecoder) and (reason := length_dependence(model.decoder.model.config)):
+    general = _general(model)
+    if general is not None and (reason := length_dependence(general.model.config)):
         return Exactness(False, reason)  # rows of long contexts are not tried
     if not isinstance(decoder := model.decoder, NativeDecoder):
         with as_device_errors(model.device):
@@ -148,6 +150,11 @@ def _key(decoder: NativeDecoder, context_length: int) -> str:
     parts = (build, library.instructions, library.shares_openmp, torch.get_num_threads(), context_length)
     versions = (__version__, torch.__version__, machine.model(), *machine.features())
     return key_here((*versions, *map(str, parts), str(decoder.shapes)))
+
+
+def _general(model: Model) -> GeneralDecoder | None:
+    """Return the decoder of a model whose modules are Transformers' own; None for all others."""
+    return cast("GeneralDecoder", model.decoder) if model.kind == "general" else None
 
 
 def _non_finite(model: Model) -> str:
@@ -243,7 +250,7 @@ class _SelfTest:
         }
         if isinstance(self._model.decoder, NativeDecoder):
             return trials
-        if isinstance(self._model.decoder, GeneralDecoder):
+        if _general(self._model) is not None:
             trials = dict(self._trials_of_threads()) | trials
         most = self._model.context_length
         threads = torch.get_num_threads()
@@ -345,9 +352,10 @@ class _SelfTest:
     def _blame(self, trial: _Trial, index: int) -> str:
         """Name the first module that gives another result for the same rows in the trial's result `index`."""
         model = self._whole
-        if not isinstance(model.decoder, GeneralDecoder):
+        general = _general(model)
+        if general is None:
             return f"the fused decoder in {model.quantize or model.dtype} on this {model.device.type}"
-        inside = model.decoder.model
+        inside = general.model
         with _recording(inside, self._seen):
             with closing(trial()) as results:
                 result = next(each for count, each in enumerate(results) if count == index)

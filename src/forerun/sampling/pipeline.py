@@ -18,7 +18,7 @@ from torch import Tensor
 from forerun.config import SamplingParams
 from forerun.sampling import filters, penalties
 from forerun.sampling.draw import row_argmax
-from forerun.sampling.grammar.constraint import DeadRows, mask_logits, no_token
+from forerun.sampling.grammar import DeadRows, mask_logits, no_token
 from forerun.sampling.penalties import SequencePenalties
 from forerun.types import Sequence
 

@@ -10,7 +10,7 @@ from family_answers import CASES, called, form, read
 from forerun.chat.forced_calls import call_grammar
 from forerun.config import Grammar
 from forerun.errors import GrammarError
-from forerun.sampling.grammar.compile import Grammars
+from forerun.sampling.grammar import Grammars
 from small_tokenizers import byte_level, bytes_of
 
 pytest.importorskip("llguidance")

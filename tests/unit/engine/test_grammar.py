@@ -14,7 +14,7 @@ from forerun import GrammarDeadEndError, GrammarError, SamplingParams
 from forerun.config import EngineConfig
 from forerun.engine import Engine, StepOutput
 from forerun.errors import NonFiniteError
-from forerun.sampling.grammar.drafts import SOURCE
+from forerun.sampling.grammar import SOURCE
 from forerun.speculation import DraftOutcome, DraftPlan, FixedPolicy, StepCost
 from forerun.types import Draft, Sequence
 from grammars import ANY, Automaton, random_automaton

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from families import make_family
 from forerun.lab.bench.priced_run import EchoModel
 from forerun.models import load_model
-from forerun.models.non_finite import first_non_finite_tensor
+from forerun.models.model import first_non_finite_tensor
 
 
 def damage(folder: Path, name: str, value: float) -> None:

@@ -12,8 +12,7 @@ import torch
 
 from forerun import SamplingParams
 from forerun.errors import GrammarDeadEndError
-from forerun.sampling import LogitsPipeline, LogitsRow, SequenceConstraint, takes_argmax
-from forerun.sampling.grammar import constraint as constrained
+from forerun.sampling import LogitsPipeline, LogitsRow, SequenceConstraint, grammar as constrained, takes_argmax
 from forerun.types import Sequence, is_allowed
 from forerun.utils.tree import Tree
 from grammars import ANY, Automaton, AutomatonMatcher, random_automaton

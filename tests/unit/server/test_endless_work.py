@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from forerun.engine import chat_template
-from forerun.sampling.grammar import compile as compiling
+from forerun.sampling import grammar as compiling
 from forerun.server.service import Preparation
 from forerun.utils import children, vocabulary
 from forerun.utils.children import CHILDREN, MOST_CHILDREN, RENDERERS

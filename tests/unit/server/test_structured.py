@@ -9,7 +9,7 @@ import httpx
 import openai
 import pytest
 
-from forerun.sampling.grammar.compile import Grammars
+from forerun.sampling.grammar import Grammars
 from serving import NAME, Served, fake_llm, serving
 
 pytest.importorskip("llguidance")

@@ -14,7 +14,7 @@ import torch
 
 from forerun import SamplingParams
 from forerun.sampling import SequenceConstraint
-from forerun.sampling.grammar.drafts import with_grammar
+from forerun.sampling.grammar import with_grammar
 from forerun.types import Draft, PackedDrafts, Sequence, is_allowed
 from forerun.verification.chain_rejection_math import BLOCK, TOKEN
 from forerun.verification.greedy_and_seeded import match_sampled_tokens

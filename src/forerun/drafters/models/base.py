@@ -17,7 +17,7 @@ from forerun.drafters.models.prefill_policy import PrefillPolicy
 from forerun.drafters.models.state import DraftState
 from forerun.models import Forward, LanguageModel, Rows
 from forerun.models.draft_session import DraftSession, NextTokens, Pick
-from forerun.models.non_finite import first_non_finite_tensor
+from forerun.models.model import first_non_finite_tensor
 from forerun.sampling import LogitsPipeline, non_finite_rows, unfiltered
 from forerun.types import Cache, Needs, Pool, Sequence, Step
 

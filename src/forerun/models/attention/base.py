@@ -18,6 +18,8 @@ from forerun.types import Cache
 Plan = SegmentPlan | PathPlan
 """The plan of a forward: of the PyTorch reference, or of the native and Triton kernels."""
 
+ATTENTION_NAME = "forerun"
+"""The name by which Transformers' modules find forerun's attention (`models/general.py`)."""
 Kind = TypeVar("Kind", bound=SequenceCache)
 
 

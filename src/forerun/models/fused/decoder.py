@@ -7,32 +7,33 @@ else is served by `models/general.py`; both are tested against each other.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from forerun.kernels.partition import AttentionShape
 from forerun.kernels.torch.elementwise import gelu, rms_norm, sigmoid, silu, softcap
 from forerun.kv_cache.recurrent_state import StateMaker
-from forerun.models.attention.base import LayerAttention, Layout
+from forerun.models.attention.base import Layout
 from forerun.models.attention.reference import ReferenceAttention
 from forerun.models.base import HiddenStateOutputs, LayerRangeDecoder
 from forerun.models.families.table import frequencies, spec_in
 from forerun.models.fused.experts import ExpertLayer, bias_of, router_norm_of, take_apart
 from forerun.models.fused.latent import LatentLayer
+from forerun.models.fused.parts import TokenRows, attention_shape, attentions_of, curve_of, parts_of, token_parts
 from forerun.models.fused.recurrence import RecurrentLayer, numbers_of, state_layout
-from forerun.models.fused.token_inputs import TokenRows, token_parts
-from forerun.models.linear import FloatMaker, Linear, Maker, Part, at_path, make_linear, of_rows
+from forerun.models.linear import FloatMaker, Linear, Maker, Part, at_path, make_linear, of_rows, tensors_of
 from forerun.models.rotation import Rotation, rotate
 from forerun.models.spec.attention import AnyAttention, Attention, LatentAttention
-from forerun.models.spec.decoder import DecoderSpec, keeps_keys
+from forerun.models.spec.decoder import DecoderSpec
 from forerun.models.spec.feed_forward import EXPERT, AnyFeedForward, Experts, FeedForward
 from forerun.models.spec.layer import LayerSpec, PerLayerInput
+from forerun.models.spec.recurrence import IN_PROJ
 from forerun.models.weight_plan import roles_of_products
 
 _ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
@@ -53,57 +54,10 @@ def _xielu(x: Tensor, curve: Tensor) -> Tensor:
     return found.to(x.dtype)
 
 
-def curve_of(module: Any) -> Tensor:
-    """Return the numbers of one of Transformers' modules for `_xielu`, [3] float64."""
-    above, below, beta = (each.detach().double().reshape(()) for each in (module.alpha_p, module.alpha_n, module.beta))
-    return torch.stack([F.softplus(above), beta + F.softplus(below), beta])
-
-
-def attention_shape(own: AnyAttention, layer: Any = None) -> AttentionShape:
-    """Return the form of a layer's attention. layer: its modules, for `Attention.sinks`."""
-    if not isinstance(own, Attention):
-        return AttentionShape(own.scale, own.window)
-    sinks = None if own.sinks is None or layer is None else at_path(layer, own.sinks).detach()
-    return AttentionShape(own.scale, own.window, own.softcap, sinks)
-
-
-def attentions_of(spec: DecoderSpec) -> list[LayerAttention]:
-    """Return the attention of each layer with keys and values of its own."""
-    found = []
-    for own in (layer.attention for layer in spec.layers if keeps_keys(layer)):
-        assert own is not None
-        group = own.num_heads // max(1, own.num_kv_heads)
-        found.append(LayerAttention(own.num_kv_heads, group, *own.cached_widths, attention_shape(own)))
-    return found
-
-
 def _places(own: Attention, device: torch.device) -> Tensor:
     """Return where the numbers of a head as the files have it, in order, are in one whose rows are in pairs."""
     order = own.head_order(in_pairs=True)
     return torch.arange(own.head_dim, device=device) if order is None else order.argsort().to(device)
-
-
-def parts_of(
-    own: LayerSpec, layer: Any, path: str, roles: Iterable[str], *, in_pairs: bool, expert: int = 0
-) -> tuple[list[Part], Tensor | None]:
-    """Return the parts of a product that has the outputs of these roles, one after another, and its bias.
-
-    Args:
-        layer: the modules of a layer. path: of it.
-        in_pairs: as of `Part.rows` in models/spec/part.py. expert: whose they are, of the roles of experts.
-    """
-    parts = []
-    biases = []
-    for role in roles:
-        of = own.part_of(role)
-        name = of.module(role, expert)
-        rows = of.rows(role, in_pairs=in_pairs)
-        module = layer.get_submodule(name)
-        rows = None if rows is None else rows.to(module.weight.device)
-        parts.append(Part(f"{path}.{name}.weight", own.weight(module), rows, own.is_transposed))
-        biases.append(of_rows(module.bias, rows))
-    found = [each for each in biases if each is not None]
-    return parts, torch.cat(found) if found else None
 
 
 def activated(own: AnyFeedForward, gate: Tensor, up: Tensor) -> Tensor:
@@ -269,6 +223,47 @@ class FusedDecoder(LayerRangeDecoder):
     def output_rows(self, token_ids: Tensor) -> Tensor:
         """Return rows of the output layer's weight, [n, hidden] float32 (`Decoder.output_rows`)."""
         return self.lm_head.rows(token_ids)
+
+    def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the numbers by the names of the checkpoint; some tensors lie side by side, and are named together
+        (`NamedTensors`)."""
+        spec = self.spec
+        # if quantized, it is finite
+        parts: list[tuple[str, object]] = [(spec.embedding_weight, self.embedding)]
+        parts.append((f"{spec.base}.{spec.embeddings.positions}.weight", self.positions))
+        parts += self.token_parts.items()
+        for index, layer in enumerate(self.layers):
+            own = layer.spec
+            path = spec.layer_path(index)
+            parts.append((f"{path}.{own.scalar}", layer.scale))
+            parts.append((f"{path}.{getattr(own.feed_forward, 'xielu', None)}", layer.curve))
+            if layer.recurrence is not None:
+                numbers = layer.recurrence.numbers
+                parts += [(f"{path}.{name}", each) for name, each in numbers.items()]
+            if layer.latent is not None:
+                heads = nn.ModuleList(
+                    each for both in layer.latent.heads for each in both if isinstance(each, nn.Module)
+                )
+                parts.append((f"{path}.{layer.latent.kv_b_proj}", heads))
+            shared = {"gate": "gate and up"} | ({"query": "query, key and value"} if layer.latent is None else {})
+            shared |= {IN_PROJ[0]: "query, key and value"} if IN_PROJ[1] in own.roles else {}
+            for role, each in (layer.norms | layer.linears).items():
+                module = own.module(role)
+                name = f"{module} ({shared[role]})" if role in shared else module
+                parts.append((f"{path}.{name}", each))
+        for name, part in [
+            *parts,
+            (f"{spec.base}.{spec.output.norm}", self.norm),
+            (spec.output.module, self.lm_head),
+        ]:
+            if isinstance(part, Norm):
+                yield f"{name}.weight", part.weight
+                if part.bias is not None:
+                    yield f"{name}.bias", part.bias
+            elif isinstance(part, Tensor):
+                yield name, part
+            elif isinstance(part, nn.Module):
+                yield from tensors_of(part, name + ".")
 
     def _attended(self, layer: _Layer, own: AnyAttention, h: Tensor, layout: Layout, turns: list[Tensor]) -> Tensor:
         """Return what a layer's attention gives, [T, heads * D]. h: what it reads."""

@@ -1,4 +1,4 @@
-"""Attention with latents: its weights by head, and in PyTorch what csrc/kernels/latent.h computes."""
+"""Attention with latents: in PyTorch what csrc/kernels/latent.h computes."""
 
 from __future__ import annotations
 
@@ -9,18 +9,10 @@ import torch
 from torch import Tensor
 
 from forerun.kernels.torch.elementwise import rms_norm
+from forerun.models.fused.parts import weights_by_head
 from forerun.models.linear import Linear, make_linear
 from forerun.models.rotation import rotate
 from forerun.models.spec.attention import LatentAttention
-
-
-def weights_by_head(own: LatentAttention, layer: Any) -> tuple[Tensor, Tensor]:
-    """Return what brings queries to the latent, [heads, kv_lora_rank, plain], but for what is rotated of them; and what
-    brings sums of latents to values, [heads, v_head_dim, kv_lora_rank]."""
-    plain = own.head_dim - own.rotated
-    weight: Tensor = layer.get_submodule(own.kv_b_proj).weight.detach()
-    both = weight.view(own.num_heads, plain + own.v_head_dim, own.kv_lora_rank)
-    return both[:, :plain].transpose(1, 2), both[:, plain:]
 
 
 class LatentLayer:

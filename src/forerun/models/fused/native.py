@@ -39,11 +39,9 @@ from forerun.models.draft_session import DraftSession, Pick
 from forerun.models.draft_session_native import NativeDraftSession
 from forerun.models.families.table import frequencies, spec_in
 from forerun.models.fused import native_fields as fields
-from forerun.models.fused.decoder import attentions_of, curve_of, parts_of
 from forerun.models.fused.experts import bias_of, router_norm_of, take_apart
-from forerun.models.fused.latent import weights_by_head
+from forerun.models.fused.parts import TokenRows, attentions_of, curve_of, parts_of, token_parts, weights_by_head
 from forerun.models.fused.recurrence import numbers_of, state_layout
-from forerun.models.fused.token_inputs import TokenRows, token_parts
 from forerun.models.linear import Maker, Part, at_path, of_rows
 from forerun.models.rotation import HalfRotation
 from forerun.models.spec.attention import Attention, LatentAttention

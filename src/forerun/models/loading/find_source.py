@@ -5,15 +5,22 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
 from forerun.errors import ModelLoadError
 from forerun.models.loading.folder import CONFIG, ModelFolder, cached_folder, download_file, local_path
 from forerun.models.loading.folder_source import FolderSource
-from forerun.models.loading.gguf.file import SUFFIX, is_gguf, part_paths
-from forerun.models.loading.gguf.source import GgufSource
+from forerun.models.loading.gguf import SUFFIX, is_gguf, part_paths
 from forerun.models.loading.source import ModelSource
 from forerun.utils import fetch as store
+from forerun.utils.deferred import DeferredModule
+
+if TYPE_CHECKING:
+    from forerun.models.loading.gguf import source as gguf
+    from forerun.models.loading.gguf.source import GgufSource
+else:
+    gguf = DeferredModule("forerun.models.loading.gguf.source")
 
 _HUB_FILE = re.compile(r"([\w.-]+/[\w.-]+):([^:]+)")
 
@@ -99,6 +106,6 @@ def _of_file(name: str, path: Path) -> GgufSource:
     try:
         found = [part.stat() for part in part_paths(path)]
     except (OSError, ValueError):  # opening it says why
-        return GgufSource(name, path)
+        return gguf.GgufSource(name, path)
     key = (name, path, *((each.st_dev, each.st_ino, each.st_size, each.st_mtime_ns) for each in found))
-    return _in_use.setdefault(key, GgufSource(name, path))
+    return _in_use.setdefault(key, gguf.GgufSource(name, path))

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -19,28 +19,34 @@ from forerun.kernels.block_weight import BlockWeight
 from forerun.kernels.cpu import is_triton_selected
 from forerun.kernels.cpu.linear import experts_in
 from forerun.kernels.quantize import QuantizedWeight
+from forerun.models.attention.base import ATTENTION_NAME
 from forerun.models.decoders import Kind, make_decoder, served_kind
 from forerun.models.families.recurrent import TILED
 from forerun.models.families.table import description_of
-from forerun.models.general import ATTENTION_NAME, register_attention
 from forerun.models.loading.configuration import context_length, refuse_unservable
 from forerun.models.loading.find_source import find_source
 from forerun.models.loading.fused_modules import read_fused
-from forerun.models.loading.lora import adapter_tokenizer, with_adapter
 from forerun.models.loading.progress import counted
 from forerun.models.loading.source import ModelSource
 from forerun.models.loading.transformers_modules import foreign_attention, read_model, rounded, to_device
 from forerun.models.loading.weight_maker import WeightMaker, matrices, stored_numbers, streamed
 from forerun.models.loading.weights import Checkpoint
-from forerun.models.model import Model
-from forerun.models.non_finite import first_non_finite_tensor
+from forerun.models.model import Model, first_non_finite_tensor
 from forerun.models.self_test import probe, self_test
 from forerun.models.spec.decoder import DecoderSpec
 from forerun.models.weight_plan import WeightPlan, check_dtype, check_quantization, library_for, served_dtype
+from forerun.utils.deferred import DeferredModule
 from forerun.utils.device import raise_own, resolve_device
 from forerun.utils.foreign_errors import as_memory_errors, reason
 from forerun.utils.glibc import return_freed_memory
 from forerun.utils.home import home
+
+if TYPE_CHECKING:
+    from forerun.models import general
+    from forerun.models.loading import lora
+else:
+    general = DeferredModule("forerun.models.general")
+    lora = DeferredModule("forerun.models.loading.lora")
 
 _log = logging.getLogger(__name__)
 _BITS = {"bfloat16": 8, "float16": 11, "float32": 24, "float64": 53}
@@ -193,7 +199,7 @@ def find_tokenizer(name: str | Path, adapter: str | Path | None = None) -> Any:
 def tokenizer_of(source: ModelSource, adapter: str | Path | None) -> Any:
     """Return `find_tokenizer` of a source."""
     tokenizer = source.tokenizer() if source.has_tokenizer() else None
-    return tokenizer if adapter is None else adapter_tokenizer(adapter, tokenizer, source.name)
+    return tokenizer if adapter is None else lora.adapter_tokenizer(adapter, tokenizer, source.name)
 
 
 def load_transformers_model(name: str | Path, dtype: str, adapter: str | Path | None = None) -> Any:
@@ -294,7 +300,7 @@ def adopt(hf: Any, name: str, quantize: str | None = None) -> Model:
     is_fused = kind == "fused"
     plan = WeightPlan(*(hf.dtype, device, is_fused, library, quantization), is_triton=is_fused and is_triton_selected())
     maker = None if quantization is None else WeightMaker(plan)
-    register_attention()
+    general.register_attention()
     try:
         if kind == "general":
             hf.set_attn_implementation(ATTENTION_NAME)
@@ -386,7 +392,9 @@ class WeightReader:
             checkpoint, _ = counted(self.source.checkpoint(self.config, dtype, self.spec), self.source.name)
             return self._modules(checkpoint, dtype)
 
-        return with_adapter(in_format, number_format, self.adapter, self.source.name, self.spec)
+        if self.adapter is None:
+            return in_format(number_format)
+        return lora.with_adapter(in_format, number_format, self.adapter, self.source.name, self.spec)
 
     def _streamed(self) -> tuple[Any, WeightMaker]:
         source = self.source

@@ -194,7 +194,7 @@ def check_targets(fields: Fields, parts: Mapping[str, object]) -> None:
 def with_adapter(
     read: Callable[[torch.dtype], Any],
     dtype: torch.dtype,
-    adapter: str | Path | None,
+    adapter: str | Path,
     name: str | Path,
     spec: DecoderSpec | None,
 ) -> Any:
@@ -204,7 +204,7 @@ def with_adapter(
     meanwhile.
 
     Args:
-        adapter: its folder; None: the model as it is.
+        adapter: its folder.
         name: the model's, for messages. spec: of a model that the fused decoder computes.
 
     Raises:
@@ -212,8 +212,6 @@ def with_adapter(
         ModelLoadError: the adapter is damaged, or does not fit the model.
         UnsupportedModelError: it is no LoRA adapter, or one that changes more than LoRA's matrices.
     """
-    if adapter is None:
-        return read(dtype)
     found = Adapter.read(adapter)
     _peft()
     return rounded(found.merged(read(torch.promote_types(dtype, torch.float32)), str(name)), dtype, spec)

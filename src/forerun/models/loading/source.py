@@ -5,15 +5,17 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from forerun.kernels.block_weight import BLOCK_TYPES, BlockType, BlockWeight
 from forerun.kernels.quantize import QuantizedFormat, QuantizedWeight
-from forerun.models.loading.gguf.tensors import GgufTensor
 from forerun.models.loading.weights import Checkpoint
 from forerun.models.spec.decoder import DecoderSpec
+
+if TYPE_CHECKING:
+    from forerun.models.loading.gguf.tensors import GgufTensor
 
 Quantization = str
 """A name of QUANTISATIONS, or UNQUANTIZED."""

@@ -10,20 +10,25 @@ import logging
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from forerun.config import BUNDLED_MODELS
 from forerun.errors import ModelLoadError, UnsupportedModelError
 from forerun.models.families.table import refusal
-from forerun.models.general import register_attention
 from forerun.models.loading.folder import TEKKEN, TOKENIZER
 from forerun.models.loading.tokenizer_trial import check_tokenizer, guarded
 from forerun.models.loading.weights import Checkpoint, check_layers, check_numbers, check_shapes, check_unused
 from forerun.models.spec.decoder import DecoderSpec
+from forerun.utils.deferred import DeferredModule
 from forerun.utils.foreign_errors import REMEDY, as_load_errors
 from forerun.utils.json_file import read_bytes
+
+if TYPE_CHECKING:
+    from forerun.models import general
+else:
+    general = DeferredModule("forerun.models.general")
 
 _log = logging.getLogger(__name__)
 
@@ -168,7 +173,7 @@ def _model_class(name: str, config: Any) -> Any:
 def _options(dtype: torch.dtype, attention: str | None) -> dict[str, Any]:
     named = {}
     if attention is not None:
-        register_attention()
+        general.register_attention()
         named = {"attn_implementation": attention}
     return {"dtype": dtype, "experts_implementation": "eager", **named}
 

@@ -9,8 +9,8 @@ import pytest
 
 from forerun import Grammar, GrammarError
 from forerun.models import find_tokenizer
-from forerun.sampling.grammar import compile as compiling
-from forerun.sampling.grammar.compile import Grammars
+from forerun.sampling import grammar as compiling
+from forerun.sampling.grammar import Grammars
 from forerun.utils.children import CHILDREN
 
 pytest.importorskip("llguidance")

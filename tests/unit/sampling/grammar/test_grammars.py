@@ -16,7 +16,7 @@ from forerun import Grammar, GrammarError
 from forerun.config import MAX_GRAMMAR_BYTES, SamplingParams
 from forerun.models import find_tokenizer
 from forerun.sampling import SequenceConstraint
-from forerun.sampling.grammar.compile import Grammars
+from forerun.sampling.grammar import Grammars
 from forerun.types import Sequence, is_allowed
 from small_tokenizers import byte_level, ids_of, sentence_piece
 

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 
 from forerun.errors import ModelLoadError, UnsupportedModelError
+from forerun.models.loading.gguf import MAGIC
 
-MAGIC = b"GGUF"
 REMEDY = "Download or convert it anew."
 MAX_BYTES = 1 << 28  # of a header; a vocabulary of 300,000 tokens takes 10 MB
 _MAX_ELEMENTS = 1 << 23  # of all arrays together

@@ -1,0 +1,38 @@
+"""Imports that wait until a name is used: what a model or a command does not need is not loaded."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import Any
+
+
+class DeferredModule:
+    """A module that is imported when one of its names is used.
+
+    It stands for an import at the top of a file, beside the same import under TYPE_CHECKING, which type checkers and
+    the test of layers read.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(import_module(self._name), name)
+
+
+def exporting(package: str, home_of: Mapping[str, str]) -> Callable[[str], Any]:
+    """Return the `__getattr__` of a package whose names are imported when they are used (PEP 562).
+
+    home_of: name -> the module that defines it.
+    """
+
+    def attribute(name: str) -> Any:
+        if name not in home_of:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        value = getattr(import_module(home_of[name]), name)
+        setattr(sys.modules[package], name, value)  # the next use does not come here
+        return value
+
+    return attribute
