@@ -5,6 +5,7 @@ llama.cpp compares the vocabularies of target and draft by that metadata, and co
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -20,14 +21,14 @@ from forerun.export.files import DRAFT_TOKENS, Exported, check_disk_space, check
 from forerun.models import find_tokenizer, load_transformers_model
 from forerun.models.decoders import llama_refusal
 from forerun.models.families.build import head_shape
-from forerun.models.families.table import ARCHITECTURES
+from forerun.models.families.table import ARCHITECTURES, spec_of
+from forerun.models.families.tensor_names import EMBEDDING, HEAD, layer_tensors, outer_tensors
 from forerun.models.loading.configuration import context_length
 from forerun.models.loading.find_source import find_source
 from forerun.models.loading.gguf import SUFFIX
-from forerun.models.loading.gguf.configuration import EMBEDDING, HEAD, ROPE_FACTORS, llama3_factors
+from forerun.models.loading.gguf.configuration import ROPE_FACTORS, llama3_factors
 from forerun.models.loading.gguf.file import GgufFile
 from forerun.models.loading.gguf.source import GgufSource
-from forerun.models.loading.gguf.tensor_names import name_map
 from forerun.models.loading.gguf.token_list import NAMED, PREFIX, TOKENS, TYPES, TokenType
 from forerun.models.loading.gguf.tokenizer import CHAT_TEMPLATE, MODEL, PRE_TOKENIZER, split_rules
 from forerun.utils.files import atomic_file, refuse_to_overwrite
@@ -301,9 +302,12 @@ def _tensors(
     config = model.config
     heads, kv_heads, width = head_shape(config)
     permuted = {"q_proj": heads, "k_proj": kv_heads} if ARCHITECTURES[architecture].is_permuted else {}
-    names = name_map(architecture, config.num_hidden_layers)
+    spec = spec_of(config)
+    tensors = {**outer_tensors(spec, {}), **layer_tensors(spec, {})}
+    names = {parameter: theirs for theirs, (parameter, _) in tensors.items()}
     for name, rows in model.state_dict().items():
-        theirs = names.get_name(name, (".weight", ".bias"))
+        (layer,) = re.findall(r"\.(\d+)\.", name) or ["0"]
+        theirs = names[name.replace(f".{layer}.", ".0.")].replace("blk.0.", f"blk.{layer}.")
         if theirs == HEAD and config.tie_word_embeddings:
             continue
         if theirs in (EMBEDDING, HEAD):

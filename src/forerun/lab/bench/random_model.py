@@ -19,8 +19,8 @@ from tokenizers.pre_tokenizers import ByteLevel
 
 from forerun.config import QUANTISATIONS
 from forerun.errors import ConfigError
+from forerun.models.families.tensor_names import EMBEDDING, HEAD
 from forerun.models.loading.gguf import SUFFIX
-from forerun.models.loading.gguf.configuration import EMBEDDING, HEAD
 from forerun.models.loading.gguf.token_list import NAMED, PREFIX, TOKENS, TYPES, TokenType
 from forerun.models.loading.gguf.tokenizer import MODEL, PRE_TOKENIZER
 

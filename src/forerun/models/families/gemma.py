@@ -259,5 +259,6 @@ GEMMA_ARCHITECTURES: Mapping[str, Architecture] = {
         constants={"hidden_activation": GELU_TANH, "attention_bias": False},
         options=_read_gemma4,
         reads=(FINAL_CAP, EXPERTS),
+        tensors={"shared_gate": "ffn_gate", "shared_up": "ffn_up", "shared_down": "ffn_down"},
     ),
 }

@@ -92,6 +92,8 @@ MOST_CONV_KERNEL = 16
 QUERY_BIAS = {"attention_bias": "blk.0.attn_q.bias"}
 UP_BIAS = {**QUERY_BIAS, "mlp_bias": "blk.0.ffn_up.bias"}
 """Options that tensors set (`Architecture.biases`)."""
+POST_ATTENTION = {"mlp_norm": "post_attention_norm"}
+"""Tensors of architectures that call the norm before the feed-forward layer so (`Architecture.tensors`)."""
 GELU_TANH = "gelu_pytorch_tanh"
 """Transformers' name of the activation of Gemma and others, which files do not say."""
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
@@ -123,6 +125,8 @@ class Architecture(NamedTuple):
         heads_are_tiled: the converter puts the value heads of recurrent layers into the order of
             `Recurrence.heads_are_tiled`.
         reads: keys among NEUTRAL that may have any value.
+        tensors: role of `tensor_names.TENSORS`, or "norm" (the final one) -> the name of its tensor, where that is
+            another.
         yarn: returns parameters of a rotation that is scaled so, which files do not say, or in another way.
     """
 
@@ -143,6 +147,7 @@ class Architecture(NamedTuple):
     options: Options = lambda fields, width, tensors: {}
     heads_are_tiled: bool = False
     reads: tuple[str, ...] = ()
+    tensors: Mapping[str, str] = _NOTHING
     yarn: Callable[[Fields], Mapping[str, Any]] = lambda fields: {}
 
     @property

@@ -25,6 +25,7 @@ from forerun.models.families.gguf_keys import (
     GRANITE_FACTORS,
     LAYER_NORM,
     LOCAL,
+    POST_ATTENTION,
     QUERY_BIAS,
     SECTIONS,
     TEMPERATURE,
@@ -358,7 +359,9 @@ LLAMA_ARCHITECTURES: Mapping[str, Architecture] = {
     "qwen2vl": Architecture("qwen2", reads=(SECTIONS,)),
     "qwen3": Architecture("qwen3", biases=QUERY_BIAS),
     "qwen3vl": Architecture("qwen3", biases=QUERY_BIAS, reads=(SECTIONS,)),
-    "seed_oss": Architecture("seed_oss", biases={**UP_BIAS, "attention_out_bias": "blk.0.attn_output.bias"}),
+    "seed_oss": Architecture(
+        "seed_oss", biases={**UP_BIAS, "attention_out_bias": "blk.0.attn_output.bias"}, tensors=POST_ATTENTION
+    ),
     "smollm3": Architecture("smollm3", True, UP_BIAS, options=_read_smollm3),
     "stablelm": Architecture(
         "stablelm",

@@ -26,6 +26,7 @@ from forerun.models.families.gguf_keys import (
     LOCAL,
     NEXT_TOKENS,
     OPTIONS,
+    POST_ATTENTION,
     QUERY_BIAS,
     ROUTED,
     SHARED_COUNT,
@@ -428,6 +429,7 @@ MOE_ARCHITECTURES: Mapping[str, Architecture] = {
         is_partly_rotated=True,
         options=_read_glm4_moe,
         reads=(EXPERTS, NEXT_TOKENS),
+        tensors=POST_ATTENTION,
     ),
     # The bounds of the rotation's scaling are whole numbers in llama.cpp, and were not so in training.
     "gpt-oss": Architecture(
@@ -440,6 +442,7 @@ MOE_ARCHITECTURES: Mapping[str, Architecture] = {
         yarn=lambda fields: {"truncate": False},
         options=lambda fields, *_: read_experts(fields, LOCAL, gating=SOFTMAX_OF_CHOSEN, adds_to_one=False),
         reads=(EXPERTS,),
+        tensors=POST_ATTENTION,
     ),
     "granitemoe": Architecture(
         "granitemoe", True, QUERY_BIAS, options=_read_granitemoe, reads=(EXPERTS, *GRANITE_FACTORS)

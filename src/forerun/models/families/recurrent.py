@@ -26,6 +26,7 @@ from forerun.models.families.gguf_keys import (
     LEADING,
     MOST_CONV_KERNEL,
     NEXT_TOKENS,
+    POST_ATTENTION,
     RECURRENT,
     RMS_NORM,
     SECTIONS,
@@ -329,6 +330,7 @@ RECURRENT_ARCHITECTURES: Mapping[str, Architecture] = {
         by_layer=(KEY_HEADS,),
         constants={"block_auto_adjust_ff_dim": False},
         options=_read_lfm2,
+        tensors={"norm": "token_embd_norm"},
     ),
     "lfm2moe": Architecture(
         "lfm2_moe",
@@ -337,6 +339,7 @@ RECURRENT_ARCHITECTURES: Mapping[str, Architecture] = {
         by_layer=(KEY_HEADS,),
         options=_read_lfm2moe,
         reads=(EXPERTS,),
+        tensors={"norm": "token_embd_norm"},
     ),
     # Positions in a text are the same in all sections, as of "qwen2vl".
     "qwen35": Architecture(
@@ -346,6 +349,7 @@ RECURRENT_ARCHITECTURES: Mapping[str, Architecture] = {
         options=_read_qwen35,
         heads_are_tiled=True,
         reads=(SECTIONS, NEXT_TOKENS),
+        tensors=POST_ATTENTION,
     ),
     "qwen35moe": Architecture(
         "qwen3_5_moe_text",
@@ -354,6 +358,7 @@ RECURRENT_ARCHITECTURES: Mapping[str, Architecture] = {
         options=_read_qwen35moe,
         heads_are_tiled=True,
         reads=(EXPERTS, SECTIONS, NEXT_TOKENS),
+        tensors=POST_ATTENTION,
     ),
     "qwen3next": Architecture(
         "qwen3_next",
@@ -361,5 +366,6 @@ RECURRENT_ARCHITECTURES: Mapping[str, Architecture] = {
         constants={"attention_bias": False, "hidden_act": "silu"},
         options=_read_qwen35moe,
         reads=(EXPERTS, NEXT_TOKENS),
+        tensors=POST_ATTENTION,
     ),
 }

@@ -35,15 +35,19 @@ FAMILIES: Mapping[str, Callable[[Any], DecoderSpec]] = dict(
     )
 )
 """Transformers' model type -> the decoder of a configuration."""
-ARCHITECTURES: Mapping[str, Architecture] = {
-    **LLAMA_ARCHITECTURES,
-    **GEMMA_ARCHITECTURES,
-    **GPT_ARCHITECTURES,
-    **MOE_ARCHITECTURES,
-    **MLA_ARCHITECTURES,
-    **RECURRENT_ARCHITECTURES,
-    **MAMBA_ARCHITECTURES,
-}
+ARCHITECTURES: Mapping[str, Architecture] = dict(
+    sorted(
+        {
+            **LLAMA_ARCHITECTURES,
+            **GEMMA_ARCHITECTURES,
+            **GPT_ARCHITECTURES,
+            **MOE_ARCHITECTURES,
+            **MLA_ARCHITECTURES,
+            **RECURRENT_ARCHITECTURES,
+            **MAMBA_ARCHITECTURES,
+        }.items()
+    )
+)
 """llama.cpp's architecture -> what a GGUF file of it says in its own way. One may be of several model types."""
 _DIFFERING = {"gemma4_text": {"head_dim", "num_key_value_heads"}}
 """By model type, what layers of one type may have otherwise than those of another."""

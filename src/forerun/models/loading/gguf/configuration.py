@@ -29,6 +29,7 @@ from forerun.models.families.gguf_keys import (
 )
 from forerun.models.families.recurrent import TILED
 from forerun.models.families.table import ARCHITECTURES
+from forerun.models.families.tensor_names import EMBEDDING, HEAD
 from forerun.models.loading.configuration import PlainConfig, check_values
 from forerun.models.loading.gguf.file import GgufFile
 from forerun.models.loading.gguf.header import REMEDY, brief
@@ -36,8 +37,6 @@ from forerun.models.loading.gguf.tensors import GgufTensor
 from forerun.utils.foreign_errors import as_load_errors
 from forerun.utils.json_file import REQUIRED, Fields
 
-EMBEDDING = "token_embd.weight"
-HEAD = "output.weight"
 ROPE_FACTORS = "rope_freqs.weight"
 _LONG = "rope_factors_long.weight"
 _SHORT = "rope_factors_short.weight"

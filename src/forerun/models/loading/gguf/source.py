@@ -20,7 +20,7 @@ from forerun.models.loading.gguf import part_paths
 from forerun.models.loading.gguf.configuration import read_gguf_config, transformers_config
 from forerun.models.loading.gguf.file import GgufFile
 from forerun.models.loading.gguf.header import REMEDY
-from forerun.models.loading.gguf.tensor_names import PackedWeights, open_slices
+from forerun.models.loading.gguf.packed_weights import PackedWeights, open_slices
 from forerun.models.loading.gguf.tensors import block_weight, form_to_keep, weight_to_keep
 from forerun.models.loading.gguf.token_list import TokenList
 from forerun.models.loading.gguf.tokenizer import eos_token_ids, read_tokenizer, read_tokens

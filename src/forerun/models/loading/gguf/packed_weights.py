@@ -1,10 +1,10 @@
-"""Gives the tensors of a GGUF file Transformers' names, with rows in Transformers' order."""
+"""Gives the tensors of a GGUF file as Transformers' parameters, with rows in Transformers' order."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from math import prod
 from types import EllipsisType
 from typing import Any
@@ -12,43 +12,34 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from forerun.errors import ModelLoadError, UnsupportedModelError
 from forerun.models.families.gguf_keys import NEXT_TOKENS
-from forerun.models.families.mamba import MAMBA_ARCHITECTURES
-from forerun.models.families.recurrent import RECURRENT_ARCHITECTURES
 from forerun.models.families.table import ARCHITECTURES
-from forerun.models.fused.experts import stacked
-from forerun.models.loading.gguf.configuration import HEAD, architecture_of
-from forerun.models.loading.gguf.expert_tensors import ExpertTensors, Stack
+from forerun.models.families.tensor_names import (
+    HEAD,
+    QKV_TENSOR,
+    STACKS,
+    WITH_KIND,
+    halves,
+    layer_tensors,
+    outer_tensors,
+    recurrent_tensors,
+)
+from forerun.models.fused.experts import joined, stacked
+from forerun.models.loading.gguf.configuration import architecture_of
 from forerun.models.loading.gguf.file import GgufFile
 from forerun.models.loading.gguf.header import REMEDY, brief
-from forerun.models.loading.gguf.recurrent_tensors import RecurrentTensors, shaped
 from forerun.models.loading.gguf.tensors import PLAIN_TYPES, GgufTensor
 from forerun.models.spec.attention import AnyAttention, Attention, LatentAttention
 from forerun.models.spec.decoder import DecoderSpec
-from forerun.models.spec.feed_forward import LLAMA_FEED, SHARED
+from forerun.models.spec.feed_forward import Experts
 from forerun.models.spec.recurrence import Recurrence
 
 _LAYER = re.compile(r"blk\.(0|[1-9]\d{0,5})\.")
 _COMPUTED = re.compile(r"rope_(freqs|factors_(long|short))\.weight|blk\.\d+\.attn_rot_embd\.weight")
 """Tensors that are no weights: they belong to the rotary embedding, and older converters wrote its tables too."""
-_ROLES = {
-    "query": "attn_q",
-    "key": "attn_k",
-    "value": "attn_v",
-    "out": "attn_output",
-    "gate": "ffn_gate",
-    "up": "ffn_up",
-    "down": "ffn_down",
-}
-"""Names of tensors by role, as all architectures with recurrent layers have them."""
-_FUSED = ("blk.0.attn_qkv.weight", "blk.0.attn_qkv.bias")
-
-
-def _is_shared(role: str, module: str) -> bool:
-    """Return whether a role is of an expert that every row is given to, and whose module is no ordinary one."""
-    return role in SHARED and module != LLAMA_FEED[role.removeprefix("shared_")]
 
 
 def _of_first(parameter: str) -> str:
@@ -56,69 +47,135 @@ def _of_first(parameter: str) -> str:
     return re.sub(r"\d+", "0", parameter, count=1)
 
 
-def _modules(spec: DecoderSpec) -> dict[str, str]:
-    """Return the modules of a layer by role, of all layers together, but for those of recurrences."""
-    found = dict[str, str]()
-    for layer in spec.layers:
-        found |= layer.norms
-        for part in layer.parts:
-            found |= {} if isinstance(part, Recurrence) else part.modules
-    return found
-
-
-def _parameters(
-    names: Any, spec: DecoderSpec, layer: str, own: Iterable[str], *, is_hybrid: bool
-) -> dict[str, tuple[str, int]]:
-    """Return the parameters of what is not recurrent by the names of their tensors, each with the tensor's place among
-    those that are one parameter.
-
-    Args:
-        names: of `name_map`. layer: the path of layer 0, with a dot behind it. own: modules outside of layers.
-        is_hybrid: of an architecture with recurrent layers.
-    """
-    found = dict[str, tuple[str, int]]()
-    kinds = (".weight", ".bias")
-    modules = _modules(spec)
-    paths = [*own, *(layer + each for role, each in modules.items() if not _is_shared(role, each))]
-    attention = spec.attention
-    if isinstance(attention, LatentAttention):
-        paths.append(layer + attention.kv_b_proj)
-    for path in paths:
-        found |= {name: (path + kind, 0) for kind in kinds if (name := names.get_name(path + kind, kinds)) is not None}
-    for role, name in _ROLES.items() if is_hybrid else ():
-        if role in modules:
-            place = [each for each in _ROLES if modules.get(each) == modules[role]].index(role)
-            found |= {f"blk.0.{name}{kind}": (f"{layer}{modules[role]}{kind}", place) for kind in kinds}
-    if spec.layers[0].scalar is not None:
-        found["blk.0.layer_output_scale.weight"] = layer + spec.layers[0].scalar, 0
-    if isinstance(attention, Attention) and attention.sinks is not None:
-        found["blk.0.attn_sinks.weight"] = layer + attention.sinks, 0
-    return found
-
-
 def _heads(own: AnyAttention | None) -> dict[str, int]:
     """Return the heads by the modules whose rows converters permute."""
     return {} if own is None else {"q_proj": own.num_heads, "k_proj": own.num_kv_heads}
 
 
-def _halves(spec: DecoderSpec) -> dict[str, tuple[int, int]]:
-    """Return what newer files have in place of the weight that makes keys and values of latents: the names of a tensor
-    for keys and one for values, each with the shape of its part of that weight."""
-    own = spec.attention
-    if not isinstance(own, LatentAttention):
-        return {}
-    sizes = {"attn_k_b": own.head_dim - own.rotated, "attn_v_b": own.v_head_dim}
-    return {f"blk.0.{name}.weight": (own.num_heads * size, own.kv_lora_rank) for name, size in sizes.items()}
+@dataclass(frozen=True, slots=True)
+class _RecurrentTensors:
+    """The tensors of recurrent layers, by the names of the parameters of layer 0 that they are.
+
+    Attributes:
+        names: the file's name of a tensor -> the parameter, and its place among the tensors that are one parameter.
+        shapes: Transformers'; of parameters that the file has with others.
+        rows, columns: Transformers' order of the file's rows or columns, int64; of those that are in another order.
+        rates: those that are -exp of the parameter.
+    """
+
+    names: Mapping[str, tuple[str, int]] = field(default_factory=dict)
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    rows: Mapping[str, Tensor] = field(default_factory=dict)
+    columns: Mapping[str, Tensor] = field(default_factory=dict)
+    rates: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(cls, shape: Recurrence | None, layer: str, *, is_tiled: bool) -> _RecurrentTensors:
+        """Return those of a decoder with such layers, if there are any.
+
+        Args:
+            layer: the path of layer 0, with a dot behind it. is_tiled: value heads of the file are.
+        """
+        if shape is None:
+            return cls()
+        names = dict[str, tuple[str, int]]()
+        parameters = dict[str, str]()
+        for part, theirs in recurrent_tensors(shape).items():
+            path = shape.modules.get(part) or shape.parameters[part]
+            place = int(part == "in_proj_z" and path == shape.modules["in_proj_qkv"])
+            parameters[part] = f"{layer}{path}.weight" if part in (*WITH_KIND, "norm") else layer + path
+            for kind in ("weight", "bias") if part in WITH_KIND else ():
+                names[f"blk.0.{theirs}.{kind}"] = f"{layer}{path}.{kind}", place
+            if part not in WITH_KIND:
+                names[f"blk.0.{theirs}"] = parameters[part], 0
+        reordered = is_tiled and not shape.heads_are_tiled and shape.heads != shape.key_heads
+        rows = {parameters[part]: order for part, order in _grouped(shape).items()} if reordered else {}
+        if parameters.get("in_proj_z") == parameters["in_proj_qkv"]:  # the converter puts all gates behind
+            runs = [
+                run for part in ("in_proj_qkv", "in_proj_z") if (run := shape.rows(part, in_pairs=False)) is not None
+            ]
+            rows[parameters["in_proj_qkv"]] = torch.cat(runs).argsort()
+        out = parameters["out_proj"]
+        columns = {out: rows.pop(out)} if reordered else {}
+        sizes = {"conv1d": (shape.channels, 1, shape.conv_kernel), "norm": (-1,), **dict.fromkeys(_HEADS, (-1,))}
+        shapes = {parameters[part]: size for part, size in sizes.items() if part in parameters}
+        rates = frozenset(parameters[part] for part in ("A_log",) if part in parameters)
+        return cls(names, shapes, rows, columns, rates)
 
 
-def name_map(architecture: str, num_layers: int) -> Any:
-    """Return the gguf package's map from Transformers' names of modules to those of an architecture."""
-    from gguf.constants import MODEL_ARCH_NAMES
-    from gguf.tensor_mapping import get_tensor_name_map
+def _shaped(shapes: Mapping[str, tuple[int, ...]], parameter: str, tensor: GgufTensor) -> GgufTensor:
+    """Return the tensor of a parameter with Transformers' shape, where its size is that of such a shape."""
+    shape = shapes.get(parameter, tensor.shape)
+    size = prod(tensor.shape)
+    shape = tuple(size if width == -1 else width for width in shape)
+    if shape == tensor.shape or prod(shape) != size:
+        return tensor
+    rows = tensor.blocks.reshape(-1) if len(shape) == 1 else tensor.blocks.reshape(*shape[:-1], -1)
+    return replace(tensor, shape=shape, blocks=rows)
 
-    return get_tensor_name_map(
-        next(kind for kind in MODEL_ARCH_NAMES if MODEL_ARCH_NAMES[kind] == architecture), num_layers
-    )
+
+_HEADS = ("A_log", "dt_bias", "D")
+"""Numbers of each head."""
+
+
+def _grouped(shape: Recurrence) -> dict[str, Tensor]:
+    """Return where tiled heads stand by role or parameter, those of a key head one after another."""
+    heads = torch.arange(shape.heads).view(-1, shape.key_heads).T.reshape(-1)
+    values = (heads[:, None] * shape.value_width + torch.arange(shape.value_width)).reshape(-1)
+    channels = torch.arange(shape.channels)
+    first = shape.starts["value"]
+    channels[first : first + len(values)] = first + values
+    return {
+        **dict.fromkeys(("in_proj_qkv", "conv1d"), channels),
+        **dict.fromkeys(("in_proj_z", "out_proj"), values),
+        **dict.fromkeys(("in_proj_b", "in_proj_a", "A_log", "dt_bias"), heads),
+    }
+
+
+def _shapes_of_experts(spec: DecoderSpec, layer: str) -> dict[str, tuple[int, ...]]:
+    """Return Transformers' shapes of parameters that files have with others. layer: the path of layer 0, with a dot."""
+    experts = spec.experts
+    found = dict[str, tuple[int, ...]]()
+    if experts is not None and experts.shared_expert_gate is not None:
+        found[f"{layer}{experts.shared_expert_gate}.weight"] = (1, spec.hidden)
+    if experts is not None and experts.e_score_correction_bias is not None:
+        found[layer + experts.e_score_correction_bias] = experts.bias_shape or (experts.num_experts,)
+    return found
+
+
+def _experts_apart(spec: DecoderSpec, name: str, tensor: GgufTensor, place: str) -> Iterator[tuple[str, GgufTensor]]:
+    """Give the parameters of each expert of a tensor of all of them; none of another tensor. Nothing is copied.
+
+    Args:
+        name: the tensor's in layer 0. place: the file, for messages.
+
+    Raises:
+        ModelLoadError: its shape is not that of the metadata.
+    """
+    path, _, kind = name.removeprefix("blk.0.").rpartition(".")
+    experts = spec.experts
+    roles = STACKS.get(path, ())
+    if experts is None or not roles or kind not in ("weight", "bias"):
+        return
+    size = experts.out_features(roles[0]) or spec.hidden
+    inner = (experts.in_features(roles[0]) or spec.hidden,) if kind == "weight" else ()
+    expected = (experts.num_experts, size * len(roles), *inner)
+    if tensor.shape != expected:
+        raise ModelLoadError(
+            f"{place}: the tensor {brief(tensor.name)} has the shape {list(tensor.shape)}, and {list(expected)} by "
+            f"the metadata, whose expert_count is {experts.num_experts}. {REMEDY}"
+        )
+    rows = tensor.blocks.reshape(experts.num_experts, size * len(roles), -1)
+    for part, role in enumerate(roles):
+        for expert in range(experts.num_experts):
+            blocks = rows[expert, part * size :][:size]
+            own = replace(
+                tensor,
+                name=f"{tensor.name}[{expert}]",
+                shape=(size, *inner),
+                blocks=blocks if inner else blocks.reshape(-1),
+            )
+            yield f"{spec.layer_path(0)}.{experts.module(role, expert)}.{kind}", own
 
 
 class PackedWeights(Mapping[str, GgufTensor]):
@@ -143,22 +200,14 @@ class PackedWeights(Mapping[str, GgufTensor]):
         attention = spec.attention
         layer = f"{spec.layer_path(0)}."
         self._heads = _heads(attention) if architecture.is_permuted else {}
-        own = [f"{spec.base}.{spec.embeddings.module}", f"{spec.base}.{spec.output.norm}", spec.output.module]
-        if (inputs := spec.embeddings.per_layer) is not None:
-            own += [f"{spec.base}.{each}" for each in (inputs.table, inputs.product, inputs.norm)]
-        self._norms = {layer + each.module(role) for each in spec.layers for role in each.all_norms} | {own[1]}
-        self._recurrence = RecurrentTensors.of(spec.recurrence, layer, is_tiled=architecture.heads_are_tiled)
-        self._experts = ExpertTensors.of(spec, layer)
-        shapes = {**self._recurrence.shapes, **self._experts.shapes}
-        halves = _halves(spec)
+        names = {**outer_tensors(spec, architecture.tensors), **layer_tensors(spec, architecture.tensors)}
+        norms = {layer + each.module(role) for each in spec.layers for role in each.all_norms}
+        self._norms = norms | {f"{spec.base}.{spec.output.norm}"}
+        self._recurrence = _RecurrentTensors.of(spec.recurrence, layer, is_tiled=architecture.heads_are_tiled)
+        shapes = {**self._recurrence.shapes, **_shapes_of_experts(spec, layer)}
+        of_halves = halves(spec)
         self._kv_b_proj = f"{layer}{attention.kv_b_proj}.weight" if isinstance(attention, LatentAttention) else ""
-        names = name_map(name, 1)  # what a file says of its number of layers decides nothing here
-        attending = {
-            **_parameters(names, spec, layer, own, is_hybrid=name in {*RECURRENT_ARCHITECTURES, *MAMBA_ARCHITECTURES}),
-            **self._experts.names,
-        }
-        attending |= {each: (self._kv_b_proj, place) for place, each in enumerate(halves)}
-        recurrent = {**attending, **self._recurrence.names}
+        recurrent = {**names, **self._recurrence.names}
         self._tensors: dict[str, dict[int, GgufTensor]] = {}
         unread = spec.unread
         for tensor in (each for each in file.tensors.values() if not _COMPUTED.fullmatch(each.name)):
@@ -168,9 +217,12 @@ class PackedWeights(Mapping[str, GgufTensor]):
                 continue  # it predicts further tokens
             is_recurrent = 0 <= index < len(spec.layers) and spec.layers[index].recurrence is not None
             theirs = _LAYER.sub("blk.0.", tensor.name)
-            parameter, place = (recurrent if is_recurrent else attending).get(theirs, ("", 0))
+            there = recurrent if is_recurrent else names
+            if f"{theirs}.weight" in there:  # norms of Falcon-H1 leave the ending out
+                theirs = f"{theirs}.weight"
+            parameter, place = there.get(theirs, ("", 0))
             placed = {parameter: tensor} if parameter else self._taken_apart(theirs, tensor)
-            placed = placed or dict(self._experts.apart(spec, theirs, tensor, str(file.path)))
+            placed = placed or dict(_experts_apart(spec, theirs, tensor, str(file.path)))
             if not placed:
                 raise UnsupportedModelError(
                     f"{file.path}: the tensor {brief(tensor.name)} has no place in a model of the architecture "
@@ -182,9 +234,9 @@ class PackedWeights(Mapping[str, GgufTensor]):
                 parts = self._tensors.setdefault(whole, {})
                 if place in parts:
                     raise ModelLoadError(f"{file.path}: {brief(tensor.name)} is a second {parameter}. {REMEDY}")
-                parts[place] = shaped(shapes, parameter, part)
-                if theirs in halves and prod(part.shape) == prod(halves[theirs]):
-                    parts[place] = replace(part, shape=halves[theirs])
+                parts[place] = _shaped(shapes, parameter, part)
+                if theirs in of_halves and prod(part.shape) == prod(of_halves[theirs]):
+                    parts[place] = replace(part, shape=of_halves[theirs])
         if HEAD not in file.tensors:
             self._tensors[self.head] = self._tensors[spec.embedding_weight]
 
@@ -200,7 +252,7 @@ class PackedWeights(Mapping[str, GgufTensor]):
             f"{layer}{attention.modules[role]}.{kind}": sum(map(attention.out_features, attention.sharing(role)))
             for role in roles
         }
-        if name not in _FUSED or len(sizes) != 3 or tensor.shape[:1] != (sum(sizes.values()),):
+        if name != f"blk.0.{QKV_TENSOR}.{kind}" or len(sizes) != 3 or tensor.shape[:1] != (sum(sizes.values()),):
             return {}
         parts = {}
         first = 0
@@ -304,6 +356,51 @@ class PackedWeights(Mapping[str, GgufTensor]):
 def _numbers(numbers: torch.Tensor) -> npt.NDArray[np.uint8]:
     """Return the blocks of numbers in float32."""
     return numbers.contiguous().numpy().view(np.uint8)
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """Tensors of experts as Transformers' parameter of all of them, in the form of a safetensors slice.
+
+    Attributes:
+        weights: by parameter. parts: the names of each expert's.
+    """
+
+    weights: Any
+    experts: Experts
+    parts: list[list[str]]
+    dtype: torch.dtype
+
+    def get_shape(self) -> list[int]:
+        shapes = [self.weights.shape(name) for name in self.parts[0]]
+        whole = (sum(shape[0] for shape in shapes), *shapes[0][1:])
+        return [len(self.parts), *(reversed(whole) if self.experts.is_transposed else whole)]
+
+    def get_dtype(self) -> str:
+        """Return the dtype that its numbers are read as: "F32" for packed ones."""
+        kinds = {self.weights.type_name(name) for name in self.parts[0]}
+        return kinds.pop() if len(kinds) == 1 and kinds <= {*PLAIN_TYPES} else "F32"
+
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes that it takes in the file."""
+        return sum(self.weights.nbytes(name) for names in self.parts for name in names)
+
+    @property
+    def names(self) -> list[str]:
+        """Return the names of all parts."""
+        return [name for names in self.parts for name in names]
+
+    def part(self, expert: int, role: str) -> torch.Tensor:
+        """Return what an expert's role has, [out, in] or [out], without reading what other roles have."""
+        place = int(role == "expert_up")
+        found: torch.Tensor = self.weights[self.parts[expert][place]].dequantize(self.dtype)
+        return found
+
+    def __getitem__(self, index: EllipsisType | int) -> torch.Tensor:
+        if isinstance(index, int):
+            return joined(self.experts, [self.weights[name].dequantize(self.dtype) for name in self.parts[index]])
+        return torch.stack([self[expert] for expert in range(len(self.parts))])
 
 
 @dataclass(frozen=True, slots=True)
