@@ -21,11 +21,10 @@ import gguf_models
 from families import tiny_model
 from forerun.config import BUNDLED_TARGET, KERNELS_VARIABLE, REFERENCE, SHIPPED_HEADS
 from forerun.drafters.models.head_files.memory import head_memory
-from forerun.models import load_model
 from forerun.models.loading.configuration import OUTPUT_TOKENS
 from forerun.models.memory_plan import model_memory
 from gguf_files import write_gguf
-from golden.models import draw
+from golden.models import draw, load_untried
 from golden.processor import BITS, torch_key
 from golden.sources import Sources
 from golden.structures import Dump
@@ -143,7 +142,7 @@ def _blocks(title: str, path: Path, asked: tuple[dict[str, Any], ...]) -> Iterat
     told: dict[str, str] = {}
     for each in asked:
         name = _asked(each)
-        planned, model = model_memory(path, **each), load_model(path, **each)
+        planned, model = model_memory(path, **each), load_untried(path, **each)
         yield f"{name} = {planned.number_format}: {planned.weights}, loading {planned.loading}, {_quantize(model)}"
         kept = "\n".join(f"  {line}" for line in _kept(model))
         if kept in told.values():

@@ -261,7 +261,7 @@ def _linear(own: LayerSpec, role: str) -> str:
 
 def _orders(orders: Iterable[Any]) -> str:
     """Return which rows the native decoder and the one in PyTorch take, where they are not all in order."""
-    native, reference = ("all" if order is None else runs(order.tolist()) for order in orders)
+    native, reference = ("all" if order is None else runs(order) for order in orders)
     if native == reference:
         return "" if native == "all" else f" rows {native}"
     return f" rows {native}, reference {reference}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
@@ -99,20 +100,23 @@ class Sources:
         return ", ".join(parts)
 
 
-def runs(places: Sequence[int]) -> str:
-    """Return indices as slices; where these are many, how many indices there are and their digest."""
+def runs(places: Any) -> str:
+    """Return indices, [n], as slices; where these are many, how many indices there are and their digest."""
+    numbers = np.asarray(places, np.int64)
+    steps = np.diff(numbers)
+    changes = np.flatnonzero(steps[1:] != steps[:-1]) + 1
+    ends = [*changes.tolist(), len(steps)]  # of equal steps
     found: list[tuple[int, int, int]] = []  # first, step, count
     index = 0
-    while index < len(places):
+    while index < len(numbers) and len(found) <= _MOST_RUNS:
         step, count = 1, 1
-        if index + 1 < len(places):
-            step = places[index + 1] - places[index]
-            while index + count < len(places) and places[index + count] - places[index + count - 1] == step:
-                count += 1
-        found.append((places[index], step if count > 1 else 1, count))
+        if index < len(steps):
+            step = int(steps[index])
+            count = ends[bisect_right(ends, index)] - index + 1
+        found.append((int(numbers[index]), step, count))
         index += count
     if len(found) > _MOST_RUNS:
-        return f"{len(places)} by {digest(np.array(places, np.int64).tobytes())}"
+        return f"{len(numbers)} by {digest(numbers.tobytes())}"
     parts = (f"{first}:{first + step * count}" + ("" if step == 1 else f":{step}") for first, step, count in found)
     return ", ".join(parts)
 

@@ -16,7 +16,7 @@ from families import DESCRIBED
 from forerun import LLM, SamplingParams
 from forerun.config import KERNELS_VARIABLE, REFERENCE
 from forerun.drafters import DRAFTERS
-from forerun.models import Rows, load_model
+from forerun.models import Rows
 from forerun.models.loading.find_source import find_source
 from forerun.models.memory_plan import model_memory
 from gguf_models import TEXT
@@ -120,7 +120,7 @@ def _ranges(places: Sequence[int]) -> str:
 
 def _loaded(path: Path, tensors: Mapping[str, Numbers], quantized: Sequence[str]) -> Iterator[str]:
     """Yield what the kernels are given, what the model says, and its formats where it is quantized."""
-    model = load_model(path)
+    model = models.load_untried(path)
     dump = Dump(model.decoder, Sources(tensors))
     yield from ("", "## what the kernels are given", *_fields(dump.model()), *_layers(dump.layers()))
     yield from ("", "## bytes", *_bytes(path, model, {}), "", "## tokens and bits", *_said(model))
@@ -131,7 +131,7 @@ def _loaded(path: Path, tensors: Mapping[str, Numbers], quantized: Sequence[str]
 
 def _brief(title: str, path: Path, options: dict[str, Any]) -> Iterator[str]:
     """Yield the formats of a quantized model."""
-    model = load_model(path, **options)
+    model = models.load_untried(path, **options)
     dump = Dump(model.decoder, Sources({}), is_brief=True)
     linear = re.compile(r"\d+x\d+")
     head = {name: text for name, text in dump.model().items() if linear.search(text)}
@@ -164,7 +164,7 @@ def _reference(path: Path) -> Iterator[str]:
     """Yield the digest of the logits that PyTorch computes."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(KERNELS_VARIABLE, REFERENCE)
-        model = load_model(path)
+        model = models.load_untried(path)
     logits = model.forward([Rows(model.new_cache(), TEXT)]).logits
     yield f"{BITS}reference, {processor()}, {torch_key()} = {bits(logits)}"
 

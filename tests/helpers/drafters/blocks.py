@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
+from functools import cache
 from typing import Any
 
 import torch
@@ -107,7 +108,7 @@ def reference_block(head: StoredHead, target: LanguageModel, text: Seq[int], bef
     for slot, token in zip(outputs, before, strict=True):
         output = _norm(config, slot, weight["norm.weight"])
         feature = output
-        wanted = torch.stack([row @ output for row in rows])
+        wanted = rows @ output
         if config.markov_shared:
             bias = weight["markov_head.markov_w1.weight"] @ _embedding(target, token)
             wanted = wanted + rows @ (weight["markov_head.markov_w2.weight"] @ bias)
@@ -154,13 +155,12 @@ def _slots_of_pairs(
     norms = weight["midlayer.input_layernorm.weight"], weight["midlayer.hidden_norm.weight"]
     read = [torch.cat([_norm(config, x, norm) for x, norm in zip(pair, norms, strict=True)]) for pair in context]
     own_read = [torch.cat([_norm(config, x, norm) for x, norm in zip(pair, norms, strict=True)]) for pair in slots]
-    seen = [*enumerate(read), *enumerate(own_read, len(read))]
+    attended = _attended(config, weight, "midlayer", [*read, *own_read], len(slots))
     residual = weight["embedding_residual.weight"]
-    outputs = []
-    for place, (one, other) in enumerate(slots):
-        attended = _attended(config, weight, "midlayer", own_read[place], len(read) + place, seen)
-        outputs.append(_behind(config, weight, "midlayer", residual @ one + _norm(config, other, norms[1]), attended))
-    return outputs
+    return [
+        _behind(config, weight, "midlayer", residual @ one + _norm(config, other, norms[1]), each)
+        for (one, other), each in zip(slots, attended, strict=True)
+    ]
 
 
 def _embedding(target: LanguageModel, token: int) -> Tensor:
@@ -178,43 +178,38 @@ def _layer(
     config: Any, weight: dict[str, Tensor], name: str, context: list[Tensor], slots: list[Tensor]
 ) -> list[Tensor]:
     normed = [_norm(config, slot, weight[f"{name}.input_layernorm.weight"]) for slot in slots]
-    seen = [*enumerate(context), *enumerate(normed, len(context))]
-    outputs = []
-    for place, slot in enumerate(slots):
-        attended = _attended(config, weight, name, normed[place], len(context) + place, seen)
-        outputs.append(_behind(config, weight, name, slot, attended))
-    return outputs
+    attended = _attended(config, weight, name, [*context, *normed], len(slots))
+    return [_behind(config, weight, name, slot, each) for slot, each in zip(slots, attended, strict=True)]
 
 
-def _attended(
-    config: Any,
-    weight: dict[str, Tensor],
-    name: str,
-    read: Tensor,
-    position: int,
-    seen: Seq[tuple[int, Tensor]],
-) -> Tensor:
-    """What the attention gives the row at a position. seen: positions, and what keys and values are made of."""
+def _attended(config: Any, weight: dict[str, Tensor], name: str, seen: Seq[Tensor], count: int) -> list[Tensor]:
+    """What the attention gives the last `count` positions. seen: by position, what keys and values are made of."""
+    places = range(len(seen))
     if config.sliding_window is not None:
-        seen = seen[-config.sliding_window :]
+        places = places[-config.sliding_window :]
     group = config.num_heads // config.num_kv_heads
-    heads = []
-    for head in range(config.num_heads):
 
-        def part(kind: str, of: Tensor, index: int) -> Tensor:
-            numbers = weight[f"{name}.self_attn.{kind}_proj.weight"] @ of
-            return numbers[index * config.head_dim :][: config.head_dim]
+    @cache
+    def projected(kind: str, position: int) -> Tensor:
+        return weight[f"{name}.self_attn.{kind}_proj.weight"] @ seen[position]
 
-        def turned(kind: str, of: Tensor, index: int, position: int) -> Tensor:
-            found, norm = part(kind, of, index), weight.get(f"{name}.self_attn.{kind}_norm.weight")
-            return _rotated(config, found if norm is None else _norm(config, found, norm), position)
+    def part(kind: str, position: int, index: int) -> Tensor:
+        return projected(kind, position)[index * config.head_dim :][: config.head_dim]
 
-        query = turned("q", read, head, position)
-        scores = torch.stack([query @ turned("k", each, head // group, at) for at, each in seen])
-        accept_probs = (scores * config.head_dim**-0.5).softmax(0)
-        values = torch.stack([part("v", each, head // group) for _, each in seen])
-        heads.append(accept_probs @ values)
-    return torch.cat(heads)
+    @cache
+    def turned(kind: str, position: int, index: int) -> Tensor:
+        found, norm = part(kind, position, index), weight.get(f"{name}.self_attn.{kind}_norm.weight")
+        return _rotated(config, found if norm is None else _norm(config, found, norm), position)
+
+    outputs = []
+    for place in range(len(seen) - count, len(seen)):
+        heads = []
+        for head in range(config.num_heads):
+            scores = torch.stack([turned("q", place, head) @ turned("k", at, head // group) for at in places])
+            accept_probs = (scores * config.head_dim**-0.5).softmax(0)
+            heads.append(accept_probs @ torch.stack([part("v", at, head // group) for at in places]))
+        outputs.append(torch.cat(heads))
+    return outputs
 
 
 def _behind(config: Any, weight: dict[str, Tensor], name: str, residual: Tensor, attended: Tensor) -> Tensor:
