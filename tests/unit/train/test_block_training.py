@@ -22,7 +22,7 @@ from forerun.drafters.models.heads.config import StoredHead
 from forerun.errors import ConfigError
 from forerun.models import Model, Rows, load_model
 from forerun.train import block as block_module
-from forerun.train.block import BlockHead, blocks, choose_anchors, confidence_loss, keep_active, logit_parts
+from forerun.train.block import BlockHeadModule, blocks, choose_anchors, confidence_loss, keep_active, logit_parts
 from forerun.train.data.packed import NO_DOCUMENT
 from forerun.train.heads.module import HeadRows, head_rows, predicted
 
@@ -64,8 +64,8 @@ def anchored(rows: HeadRows) -> list[tuple[int, int, int]]:
     return [(index, of[index], places[index]) for index in range(len(of))]
 
 
-def module(head: StoredHead[Any]) -> BlockHead:
-    made = BlockHead(head.config).double()
+def module(head: StoredHead[Any]) -> BlockHeadModule:
+    made = BlockHeadModule(head.config).double()
     made.load_state_dict({name: tensor.double() for name, tensor in head.tensors.items()})
     return made
 

@@ -20,7 +20,7 @@ from forerun.errors import ConfigError
 from forerun.models import Model, Rows, load_model
 from forerun.train.data.packed import NO_DOCUMENT
 from forerun.train.defaults import LOSSES
-from forerun.train.eagle import EagleHead, unrolled
+from forerun.train.eagle import EagleHeadModule, unrolled
 from forerun.train.heads.loss import Targets, weighted_loss
 from forerun.train.heads.module import HeadRows, head_rows
 from forerun.train.heads.target_states import learnt_layers
@@ -78,8 +78,8 @@ def true_states(target: Model, head: StoredHead, text: list[int]) -> Tensor:
     return hidden_outputs.clone()
 
 
-def module(head: StoredHead) -> EagleHead:
-    made = EagleHead(head.config).double()
+def module(head: StoredHead) -> EagleHeadModule:
+    made = EagleHeadModule(head.config).double()
     made.load_state_dict({name: tensor.double() for name, tensor in head.tensors.items()})
     return made
 
@@ -277,6 +277,6 @@ def test_the_targets_distribution_is_learnt_whatever_states_are_read(
 
 
 def test_a_head_that_was_never_set_is_refused(target: Model) -> None:
-    head = EagleHead(random_head(target).config)
+    head = EagleHeadModule(random_head(target).config)
     with pytest.raises(ConfigError, match="NaN"):
         head.check()

@@ -27,7 +27,7 @@ from forerun.models.fused.families import frequencies, spec_in
 from forerun.models.fused.latent import LatentLayer
 from forerun.models.fused.recurrence import RecurrentLayer, numbers_of, state_layout
 from forerun.models.fused.token_inputs import TokenRows, token_parts
-from forerun.models.linear import FloatMaker, Linear, Maker, Part, at_path, make_linear, of_rows
+from forerun.models.linear import FloatMaker, Linear, LinearPart, Maker, at_path, make_linear, of_rows
 from forerun.models.rotation import Rotation, rotate
 from forerun.models.spec.attention import AnyAttention, Attention, LatentAttention
 from forerun.models.spec.decoder import DecoderSpec, keeps_keys
@@ -85,7 +85,7 @@ def _places(own: Attention, device: torch.device) -> Tensor:
 
 def parts_of(
     own: LayerSpec, layer: Any, path: str, roles: Iterable[str], *, in_pairs: bool, expert: int = 0
-) -> tuple[list[Part], Tensor | None]:
+) -> tuple[list[LinearPart], Tensor | None]:
     """Return the parts of a product that has the outputs of these roles, one after another, and its bias.
 
     Args:
@@ -100,7 +100,7 @@ def parts_of(
         rows = of.rows(role, in_pairs=in_pairs)
         module = layer.get_submodule(name)
         rows = None if rows is None else rows.to(module.weight.device)
-        parts.append(Part(f"{path}.{name}.weight", own.weight(module), rows, own.is_transposed))
+        parts.append(LinearPart(f"{path}.{name}.weight", own.weight(module), rows, own.is_transposed))
         biases.append(of_rows(module.bias, rows))
     found = [each for each in biases if each is not None]
     return parts, torch.cat(found) if found else None
@@ -170,7 +170,7 @@ class FusedDecoder(LayerRangeDecoder):
         base = model.get_submodule(spec.base)
         table = base.get_submodule(spec.embeddings.module)
         head_module = getattr(model, spec.output.module)
-        embedding = Part(spec.embedding_weight, table.weight)
+        embedding = LinearPart(spec.embedding_weight, table.weight)
         self.embedding = maker.embedding(embedding)
         self.dtype = self.embedding.dtype
         self.device = self.embedding.device
@@ -183,7 +183,7 @@ class FusedDecoder(LayerRangeDecoder):
             self.positions = positions[spec.embeddings.first_position :].to(self.compute_dtype)
         self.norm = self._numbers(base, spec.output.norm, spec.hidden) if spec.output.norm else None
         is_tied = head_module.weight is table.weight
-        head = embedding if is_tied else Part(spec.head_weight, head_module.weight)
+        head = embedding if is_tied else LinearPart(spec.head_weight, head_module.weight)
         self.lm_head = maker.linear(
             [head._replace(rows=output_tokens)], of_rows(head_module.bias, output_tokens), is_head=True
         )

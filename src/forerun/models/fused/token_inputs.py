@@ -8,14 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from forerun.models.linear import Linear, Part
+from forerun.models.linear import Linear, LinearPart
 from forerun.models.spec.decoder import DecoderSpec, PerLayerInputs
 
 
-def token_parts(spec: DecoderSpec, shape: PerLayerInputs, base: Any) -> list[Part]:
+def token_parts(spec: DecoderSpec, shape: PerLayerInputs, base: Any) -> list[LinearPart]:
     """Return the weights of the table and of the product."""
     names = shape.table, shape.product
-    return [Part(f"{spec.base}.{name}.weight", base.get_submodule(name).weight) for name in names]
+    return [LinearPart(f"{spec.base}.{name}.weight", base.get_submodule(name).weight) for name in names]
 
 
 class TokenRows:
