@@ -12,7 +12,7 @@ from forerun.engine.sequence import Request
 from forerun.server.logs import log_as_json
 from forerun.server.options import ServerOptions
 from forerun.server.protocol.requests import CompletionRequest
-from forerun.server.run import bound_socket, serve
+from forerun.server.run import bound_socket, run_server
 from forerun.server.service import Service
 from mixed_requests import DRAFTERS, load
 
@@ -35,4 +35,4 @@ if __name__ == "__main__":
     options = ServerOptions(port=int(sys.argv[1]))
     with bound_socket(options) as listening:
         log_as_json()
-        serve(Capped(load(drafter=[*DRAFTERS, "prediction"]), "bundled", options), listening)
+        run_server(Capped(load(drafter=[*DRAFTERS, "prediction"]), "bundled", options), listening)

@@ -93,13 +93,13 @@ def _left_out(name: str, cases: list[int], count: int) -> set[int]:
 
 def pytest_report_header() -> str:
     """Which kernels the tests run with: without a compiler, tests of the native ones are skipped."""
-    from forerun.kernels.cpu import load, native
+    from forerun.kernels.cpu import load_library, native
 
     library = native()
     if library is not None:
         return f"kernels: native, {library.instructions}"
     chosen = os.environ.get("FORERUN_KERNELS") == "reference"
-    return f"kernels: reference only ({'FORERUN_KERNELS says so' if chosen else load()})"
+    return f"kernels: reference only ({'FORERUN_KERNELS says so' if chosen else load_library()})"
 
 
 @pytest.fixture

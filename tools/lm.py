@@ -24,8 +24,8 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from forerun.train.accelerator import device_of, dtype_name, end_of_text, products_in, to_device, training_device
-from forerun.train.card import load_tokenizer
+from forerun.train.accelerator import copy_to_device, device_of, dtype_name, end_of_text, products_in, training_device
+from forerun.train.card import load_saved_tokenizer
 from forerun.train.checkpoint import DTYPE, LoopState, load_checkpoint, pin, run_type
 from forerun.train.corpus import SourceFile
 from forerun.train.defaults import Optimisation, RunOptions
@@ -152,7 +152,7 @@ def next_token_loss(model: nn.Module, batch: Tensor, dtype: torch.dtype) -> Tens
     batch: int64 [B, T + 1].
     """
     where = device_of(model)
-    batch = to_device(batch, where)
+    batch = copy_to_device(batch, where)
     with products_in(dtype, where):
         logits = model(input_ids=batch[:, :-1], use_cache=False).logits
     return F.cross_entropy(logits.float().flatten(0, 1), batch[:, 1:].flatten())
@@ -173,7 +173,7 @@ def train(
     if not (run_folder / "tokenizer.json").exists():
         learnt = train_tokenizer((file.text for file in files), options.architecture.vocab_size)
         learnt.save_pretrained(run_folder)
-    tokenizer = load_tokenizer(run_folder)
+    tokenizer = load_saved_tokenizer(run_folder)
     where, end = training_device(options.device), options.end()
     dtype = run_type(run_folder, options.dtype, where)
     free = {"tokens", "threads", "checkpoint_seconds", "device", "minutes"}

@@ -8,12 +8,12 @@ from pathlib import Path
 from forerun.cli.demo_screen import picture
 from forerun.lab.bench.minute import recorded
 from forerun.lab.bench.tables import Table
-from forerun.lab.results.files import load
+from forerun.lab.results.files import load_results
 
 
 def drawn(results: Path) -> str:
     """Draw the demo of a file of results, as SVG. Raises ConfigError where it cannot be read."""
-    found = load(results)
+    found = load_results(results)
     (table,) = found.tables
     return picture(
         recorded(found.details["performances"]), Table("", table.header, table.rows), found.details["closing"]

@@ -31,7 +31,7 @@ from transformers.models.qwen3_5.configuration_qwen3_5 import Qwen3_5TextConfig
 from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5DecoderLayer, Qwen3_5ForCausalLM, Qwen3_5RMSNorm
 
 from forerun.errors import ConfigError
-from forerun.train.card import CARD, save, versions
+from forerun.train.card import CARD, save_model, versions
 from forerun.train.corpus import SourceFile, read_held_out
 from forerun.train.defaults import Optimisation
 from forerun.train.optim import Optimisers
@@ -138,7 +138,7 @@ def train(model: Any, mtp: Mtp, windows: Windows, steps: int, batch: int, consol
 
 def write(out: Path, model: Any, mtp: Mtp, tokenizer: PreTrainedTokenizerBase) -> None:
     """Write the folder, the MTP layer's tensors among the model's."""
-    save(model, tokenizer, out)
+    save_model(model, tokenizer, out)
     layer = {f"mtp.{name}": tensor.to(torch.bfloat16) for name, tensor in mtp.state_dict().items()}
     save_file(load_file(out / WEIGHTS) | layer, out / WEIGHTS, metadata={"format": "pt"})
 

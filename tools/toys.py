@@ -21,7 +21,14 @@ from forerun.errors import ConfigError
 from forerun.lab.bench.padded_model import make_wide
 from forerun.models.loading.load import adopt
 from forerun.train.accelerator import device_name, model_vocabulary, product_type, training_device
-from forerun.train.card import CARD, build_record, load, load_tokenizer, save, write_card
+from forerun.train.card import (
+    CARD,
+    load_model_and_tokenizer,
+    load_saved_tokenizer,
+    model_record,
+    save_model,
+    write_model_card,
+)
 from forerun.train.checkpoint import LoopState, run_in
 from forerun.train.commands import train_draft
 from forerun.train.corpus import SourceFile, read_held_out, read_python_files, split, standard_library_root
@@ -94,11 +101,11 @@ def _write(
     sides: tuple[list[SourceFile], list[SourceFile]],
 ) -> None:
     """Write the model's folder, with its measurement on the held-out files and its card."""
-    save(model, tokenizer, out)
-    stored, where = load(out)[0], training_device(options.device)
+    save_model(model, tokenizer, out)
+    stored, where = load_model_and_tokenizer(out)[0], training_device(options.device)
     stored.to(where, product_type(options.dtype, where))
     score = text_score(stored, tokenizer, [file.text for file in sides[1]])
-    record: dict[str, Any] = build_record(
+    record: dict[str, Any] = model_record(
         kind=kind,
         command=" ".join(["python -m tools.toys", *(Path(part).name for part in sys.argv[1:])]),
         seed=options.seed,
@@ -116,7 +123,7 @@ def _write(
         acceptance=[],
         device=device_name(where),
     )
-    write_card(out, record)
+    write_model_card(out, record)
     typer.echo(f"{out}: held-out bits per byte {score.bits_per_byte:.4f}, perplexity {score.perplexity:.3f}")
 
 
@@ -137,7 +144,7 @@ def train_lm(
     with run_in(work, out, console, resume=resume, force=force):
         sides = read_corpus(data)
         if tokenizer is not None:
-            given = load_tokenizer(tokenizer)
+            given = load_saved_tokenizer(tokenizer)
             given.save_pretrained(work)
             sizes = replace(sizes, vocab_size=vocabulary_size(given))
         options = replace(options, architecture=sizes)
@@ -163,13 +170,13 @@ def draft(
     start, packed = work / "model", work / "packed"
     with run_in(work, out, console, resume=resume, force=force):
         training, _ = read_corpus(data)
-        model, tokenizer = load(target)
+        model, tokenizer = load_model_and_tokenizer(target)
         where = training_device(options.device)
         model.to(where, product_type(options.dtype, where))
         tokenizer.save_pretrained(work)
         options = replace(options, architecture=replace(sizes, vocab_size=model_vocabulary(model)))
         learnt, _, _ = lm.train(training, work, options, console, lambda each: lm.inherit_embeddings(each, model))
-        save(learnt, tokenizer, start)
+        save_model(learnt, tokenizer, start)
         rows = samples(model, tokenizer, training, sample_tokens, options.seed)
         documents = (PackedDocument(row, [True] * len(row), number % 50 == 0) for number, row in enumerate(rows))
         made_from = {"tokenizer": fingerprint(tokenizer)}
@@ -204,7 +211,7 @@ def other_vocab(
     work, console = out.with_name(out.name + ".run"), Console()
     with run_in(work, out, console, resume=resume, force=force):
         sides = read_corpus(data)
-        model, tokenizer = load(target)
+        model, tokenizer = load_model_and_tokenizer(target)
         where = training_device(options.device)
         model.to(where, product_type(options.dtype, where))
         options = replace(options, architecture=sizes)
@@ -231,7 +238,7 @@ def padded(
         refuse_to_overwrite(out, ConfigError)
     model = make_wide(source, parameters, "bfloat16", "cpu")
     model.config.forerun_cost_padded = True
-    save(model, load_tokenizer(source), out)
+    save_model(model, load_saved_tokenizer(source), out)
     text = (
         f"# Cost-padded model: {model.num_parameters():,} parameters\n\n"
         f"It writes the text of the model `{source.name}`, with the same acceptance, at the cost of "
@@ -255,7 +262,7 @@ def in_memory(
     seconds = time.perf_counter() - start
     params = SamplingParams(temperature=0, max_tokens=TRIED, ignore_eos=True)
     small, wide = LLM(source, None), LLM(model, None)
-    prompt = small.tokenizer(prompts.load("code", 1)[0].prompt)["input_ids"][-200:]
+    prompt = small.tokenizer(prompts.load_workload("code", 1)[0].prompt)["input_ids"][-200:]
     wide.generate(prompt, params)
     start = time.perf_counter()
     own = wide.generate(prompt, params).token_ids
@@ -276,11 +283,11 @@ def workloads(out: Out, force: Force = False) -> None:
     for name, cases in (
         ("prose", cut.prose_prompts(files)),
         ("copying", cut.copying_prompts(files)),
-        ("high-temperature", cut.high_temperature_prompts(prompts.load("code"))),
+        ("high-temperature", cut.high_temperature_prompts(prompts.load_workload("code"))),
     ):
         if not force:
             refuse_to_overwrite(out / f"{name}.jsonl", ConfigError)
-        prompts.save(cases, out / f"{name}.jsonl")
+        prompts.save_workload(cases, out / f"{name}.jsonl")
         typer.echo(f"{out / name}.jsonl: {len(cases)} prompts")
 
 
@@ -288,8 +295,8 @@ def workloads(out: Out, force: Force = False) -> None:
 def held_out(out: Out, data: Data = None) -> None:
     """Write the held-out files anew, and the bundled prompts of code cut from them."""
     count = cut.write_held_out(read_corpus(data)[1], out / "heldout.jsonl.xz")
-    files, tokenizer = read_held_out(out / "heldout.jsonl.xz"), load_tokenizer(ASSETS / "target")
-    prompts.save(cut.code_prompts(files, tokenizer), out / "code.jsonl")
+    files, tokenizer = read_held_out(out / "heldout.jsonl.xz"), load_saved_tokenizer(ASSETS / "target")
+    prompts.save_workload(cut.code_prompts(files, tokenizer), out / "code.jsonl")
     typer.echo(f"{out}: {count} files")
 
 

@@ -27,7 +27,7 @@ def entries(name: str, values: object, expected: str) -> tuple[Any, ...]:
     return tuple(values)
 
 
-def token_ids(name: str, values: object) -> tuple[int, ...]:
+def _check_token_ids(name: str, values: object) -> tuple[int, ...]:
     """Check a list of token ids. Raises SamplingError."""
     return tuple(_token_id(name, value) for value in entries(name, values, "a list of token ids"))
 
@@ -377,10 +377,10 @@ class SamplingParams:
         stop = (self.stop,) if isinstance(self.stop, str) else self.stop
         prediction = self.prediction
         if prediction is not None and not isinstance(prediction, str):
-            prediction = token_ids("prediction", prediction)
+            prediction = _check_token_ids("prediction", prediction)
         for name, value in (
             ("stop", entries("stop", stop, "a string or a list of strings")),
-            ("stop_token_ids", token_ids("stop_token_ids", self.stop_token_ids)),
+            ("stop_token_ids", _check_token_ids("stop_token_ids", self.stop_token_ids)),
             ("logit_bias", biases(self.logit_bias)),
             ("prediction", prediction),
             ("top_k", max(self.top_k, 0)),

@@ -24,7 +24,7 @@ from forerun.models.attention.reference import ReferenceAttention
 from forerun.models.base import Rows
 from forerun.models.fused.decoder import FusedDecoder
 from forerun.models.fused.native import NativeDecoder
-from forerun.models.linear import Part, make_linear
+from forerun.models.linear import LinearPart, make_linear
 from forerun.models.model import lay_out
 from fuzzing import examples
 from kernel_cases import BFLOAT16_READERS, as_read, each_set, threads
@@ -106,23 +106,23 @@ class MixedMaker:
     def __init__(self, seed: int, library: Library, *, is_native: bool) -> None:
         self._seed, self._library, self._is_native = seed, library, is_native
 
-    def linear(self, parts: Sequence[Part], bias: Tensor | None = None, *, is_head: bool = False) -> Any:
+    def linear(self, parts: Sequence[LinearPart], bias: Tensor | None = None, *, is_head: bool = False) -> Any:
         if self._is_native:
             return NativeLinear(self._library, self._weight(parts[0]), bias)
         biases = [None] * len(parts) if bias is None else bias.split([len(part.weight) for part in parts])
         return Beside([self._reference(part, each) for part, each in zip(parts, biases, strict=True)])
 
-    def embedding(self, part: Part) -> Tensor:
+    def embedding(self, part: LinearPart) -> Tensor:
         weight = self._weight(part)
         return weight.dequantize(torch.float32) if isinstance(weight, QuantizedWeight) else weight.float()
 
-    def _reference(self, part: Part, bias: Tensor | None) -> Any:
+    def _reference(self, part: LinearPart, bias: Tensor | None) -> Any:
         weight = self._weight(part)
         if isinstance(weight, QuantizedWeight):
             return QuantizedLinear(weight if part.rows is None else weight.rows(part.rows), bias)
         return AsRead(self._library, weight if part.rows is None else weight[part.rows], bias)
 
-    def _weight(self, part: Part) -> Tensor | QuantizedWeight:
+    def _weight(self, part: LinearPart) -> Tensor | QuantizedWeight:
         weight = part.weight.detach()
         kinds = [
             lambda: weight,

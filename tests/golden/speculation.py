@@ -32,7 +32,7 @@ def _plain() -> LLM:
 @cache
 def _prompts() -> list[list[int]]:
     tokenizer: Any = _plain().tokenizer
-    found = [tokenizer(case.prompt)["input_ids"] for case in workloads.load("code", 4)]
+    found = [tokenizer(case.prompt)["input_ids"] for case in workloads.load_workload("code", 4)]
     return sorted(found, key=len)[:2]
 
 

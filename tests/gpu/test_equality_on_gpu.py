@@ -50,7 +50,7 @@ def plain(target: Model, prompts: list[list[int]]) -> dict[int | None, Bits]:
 @pytest.fixture(scope="module")
 def prompts() -> list[list[int]]:
     tokenizer = load_tokenizer("bundled")
-    return [tokenizer(case.prompt)["input_ids"][-250:] for case in workloads.load("code", NUM_PROMPTS)]
+    return [tokenizer(case.prompt)["input_ids"][-250:] for case in workloads.load_workload("code", NUM_PROMPTS)]
 
 
 def params_of(seed: int | None) -> SamplingParams:

@@ -10,9 +10,9 @@ from faults import FAULTS, sizes_for
 from forerun import LLM
 from forerun.lab.audit.certificate import Certificate
 from forerun.lab.audit.engine_layer import Audited
-from forerun.lab.audit.local import audit
+from forerun.lab.audit.local import run_audit
 from forerun.lab.audit.settings import AuditOptions, quick
-from forerun.utils.workloads import load
+from forerun.utils.workloads import load_workload
 
 QUICK = quick(AuditOptions())
 
@@ -23,8 +23,8 @@ def pair() -> LLM:
 
 
 def certificate(llm: LLM, settings: AuditOptions) -> Certificate:
-    prompts = [llm.encode(case.prompt) for case in load("code", 4)]
-    return audit(Audited(llm.target, llm.drafter, llm.tokenizer), prompts, settings)
+    prompts = [llm.encode(case.prompt) for case in load_workload("code", 4)]
+    return run_audit(Audited(llm.target, llm.drafter, llm.tokenizer), prompts, settings)
 
 
 @pytest.mark.slow

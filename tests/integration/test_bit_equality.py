@@ -21,7 +21,7 @@ DTYPES = ["float32", "bfloat16"]
 
 def held_out_prompts(count: int) -> list[str]:
     """The first prompts of the bundled held-out code, which is ordered by a hash of the files' names."""
-    return [case.prompt for case in workloads.load("code", count)]
+    return [case.prompt for case in workloads.load_workload("code", count)]
 
 
 def bits(llm: LLM, prompts: list[str] | list[list[int]], batch: int, num_tokens: int, least: int = 0) -> Bits:

@@ -76,7 +76,7 @@ def plain(request: pytest.FixtureRequest) -> LLM:
 def requests(plain: LLM) -> list[Request]:
     """Name of the case, prompt, parameters."""
     assert plain.tokenizer is not None
-    every: Any = [plain.tokenizer(case.prompt)["input_ids"] for case in workloads.load("code", 4)]
+    every: Any = [plain.tokenizer(case.prompt)["input_ids"] for case in workloads.load_workload("code", 4)]
     one, other, *_, long = sorted(every, key=len)
     assert len(long) >= KV_BLOCK
     made = [(name, (one, other)[number % 2], params) for number, (name, params) in enumerate(CASES)]

@@ -37,7 +37,7 @@ class Rig:
     def __init__(self, dtype: str, quantize: str | None = None) -> None:
         self.target: Model = load_model("bundled", dtype, quantize=quantize)
         self.tokenizer: Any = load_tokenizer("bundled")
-        cases = workloads.load("code", 5)
+        cases = workloads.load_workload("code", 5)
         self.prompts = [self.tokenizer(case.prompt)["input_ids"][-20 - 3 * i :] * 3 for i, case in enumerate(cases)]
         self.expected: list[list[int]] = [
             result.token_ids for result in self.llm(None, 0).generate(self.prompts, GREEDY)
@@ -219,7 +219,7 @@ def test_bits(exact: Rig, drafter: str) -> None:
 @pytest.mark.parametrize("drafter", ROWS)
 def test_bits_at_length(exact: Rig, drafter: str) -> None:
     """Prompts that end just before a block of keys does, so that every run crosses into the next."""
-    long = [exact.tokenizer(case.prompt)["input_ids"] * 3 for case in workloads.load("code", 8)]
+    long = [exact.tokenizer(case.prompt)["input_ids"] * 3 for case in workloads.load_workload("code", 8)]
     prompts = [ids[: 240 + 3 * i] for i, ids in enumerate(long)]
     expected = bits(exact.llm(None, 0), prompts, 1, 48)
     told = expected if drafter == "prediction" else None

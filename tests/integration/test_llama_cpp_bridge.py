@@ -19,7 +19,7 @@ import torch
 from forerun import LLM, SamplingParams
 from forerun.export.gguf import export_llama_cpp
 from forerun.lab.bench.peers.llama_worker import LlamaServer
-from forerun.utils.workloads import load
+from forerun.utils.workloads import load_workload
 
 PROGRAMS = os.environ.get("FORERUN_LLAMA_CPP", "")
 K, NUM_PROMPTS, MAX_TOKENS = 4, 8, 96
@@ -69,7 +69,7 @@ def test_the_bundled_pair_in_llama_cpp(type_name: str, tmp_path: Path) -> None:
     plain = export_llama_cpp("bundled", target, type_name=type_name, pre="gpt-2").command
     drafted = export_llama_cpp("bundled-draft", draft, target, type_name=type_name, num_draft_tokens=K).command
     llm = LLM("bundled", drafter="bundled-draft", num_draft_tokens=K, dtype="float32")
-    prompts = [llm.encode(case.prompt)[:200] for case in load("code", NUM_PROMPTS)]
+    prompts = [llm.encode(case.prompt)[:200] for case in load_workload("code", NUM_PROMPTS)]
     params = SamplingParams(temperature=0, max_tokens=MAX_TOKENS, ignore_eos=True)
     answers = [llm.generate(each, params).choices[0] for each in prompts]
     ours = sum(each.stats.num_accepted_tokens for each in answers) / sum(

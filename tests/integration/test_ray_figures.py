@@ -22,7 +22,7 @@ from typing import Any
 import httpx
 import pytest
 
-from forerun.utils.workloads import load
+from forerun.utils.workloads import load_workload
 from ray_served import MISSING, PYTHON, Served, served
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not PYTHON, reason=MISSING)]
@@ -52,7 +52,7 @@ class Load:
 
 def bodies(count: int) -> list[dict[str, Any]]:
     rng = random.Random(1)
-    cases = load("code")
+    cases = load_workload("code")
     return [
         {"prompt": rng.choice(cases).prompt[:400] + f"# {number}\n", "max_tokens": 64, "ignore_eos": True}
         | {"temperature": 0}

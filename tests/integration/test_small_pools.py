@@ -37,7 +37,7 @@ def plain(request: pytest.FixtureRequest) -> LLM:
 @pytest.fixture(scope="module")
 def prompts(plain: LLM) -> list[list[int]]:
     assert plain.tokenizer is not None
-    texts = [plain.tokenizer(case.prompt)["input_ids"] for case in workloads.load("code", 4)]
+    texts = [plain.tokenizer(case.prompt)["input_ids"] for case in workloads.load_workload("code", 4)]
     return [texts[0][:SHARED] + text[: LONG - SHARED] for text in texts]
 
 

@@ -53,7 +53,7 @@ def test_nothing_grows() -> None:
     pool.limit(int(0.05 * GIB / pool.page_nbytes))
     for each in drafter.pools:
         each.limit(32)  # what is kept for later prompts is then full before memory is looked at
-    texts = [llm.tokenizer(case.prompt)["input_ids"] for case in workloads.load("code", 8)]
+    texts = [llm.tokenizer(case.prompt)["input_ids"] for case in workloads.load_workload("code", 8)]
     rng, started, looks = random.Random(0), time.monotonic(), []
     while time.monotonic() < started + 60 * MINUTES:
         ids = [engine.add(*request(rng, texts)) for _ in range(ROUND)]

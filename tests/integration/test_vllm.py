@@ -17,7 +17,7 @@ from forerun import LLM, SamplingParams
 from forerun.config import BUNDLED_MODELS
 from forerun.drafters.models.head_files.folder import load_head
 from forerun.export.vllm import export_vllm
-from forerun.utils.workloads import load
+from forerun.utils.workloads import load_workload
 from vllm_peer import MISSING, PYTHON, assert_same_up_to_a_near_tie, theirs
 
 HEADS = os.environ.get("FORERUN_VLLM_HEADS", "")
@@ -31,7 +31,7 @@ pytestmark = [
 
 
 def prompts(llm: LLM) -> list[list[int]]:
-    cases = load("code", NUM_PROMPTS)
+    cases = load_workload("code", NUM_PROMPTS)
     return [llm.encode(case.prompt)[:200] for case in cases]
 
 

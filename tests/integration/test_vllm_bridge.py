@@ -25,7 +25,7 @@ from forerun.drafters.models.head_files.folder import save_head
 from forerun.drafters.models.heads.fingerprint import target_fingerprint
 from forerun.export.vllm import export_vllm, export_vllm_draft
 from forerun.models import load_model
-from forerun.utils.workloads import categories_in_turn, load
+from forerun.utils.workloads import categories_in_turn, load_workload
 from heads import random_head
 from vllm_peer import MISSING, PYTHON, assert_same_up_to_a_near_tie, theirs
 
@@ -81,7 +81,7 @@ def line(name: str, found: dict[str, Any], same: int) -> str:
 def test_look_ups_in_vllm() -> None:
     torch.set_num_threads(1)
     llm = LLM(MODEL, drafter=None, dtype="float32")
-    cases = categories_in_turn(load("questions"))[:NUM_PROMPTS]
+    cases = categories_in_turn(load_workload("questions"))[:NUM_PROMPTS]
     prompts = [llm.encode(case.opening)[-700:] for case in cases]
     plain = theirs(Path(MODEL), prompts, None, max_tokens=MAX_TOKENS)
     print("\n| method | tokens a forward | tokens/s | texts as plain | propose, us: median, p99 | of these computing |")
@@ -103,7 +103,7 @@ def test_the_bundled_pair_in_vllm(tmp_path: Path) -> None:
     torch.set_num_threads(1)
     exported = export_vllm_draft("bundled-draft", tmp_path / "draft", "bundled", dtype="float32", num_draft_tokens=K)
     llm = LLM("bundled", drafter="bundled-draft", num_draft_tokens=K, dtype="float32")
-    cases = load("code", NUM_PROMPTS)
+    cases = load_workload("code", NUM_PROMPTS)
     prompts = [llm.encode(case.prompt)[:200] for case in cases]
     params = SamplingParams(temperature=0, max_tokens=MAX_TOKENS, ignore_eos=True)
     answers = [llm.generate(each, params).choices[0] for each in prompts]
@@ -134,7 +134,7 @@ def test_two_ranks_of_vllm(kind: str, tmp_path: Path) -> None:
     torch.set_num_threads(1)
     speculative = exported(kind, tmp_path)
     llm = LLM("bundled", drafter=None, dtype="float32")
-    prompts = [llm.encode(case.prompt)[:200] for case in load("code", 4)]
+    prompts = [llm.encode(case.prompt)[:200] for case in load_workload("code", 4)]
     one, two = (
         theirs(BUNDLED_MODELS["bundled"], prompts, speculative, max_tokens=MAX_TOKENS, tensor_parallel_size=count)
         for count in (1, 2)

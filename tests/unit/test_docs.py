@@ -14,7 +14,7 @@ from drawings import DRAWINGS, IMAGES, STAGES
 from families import DESCRIBED
 from forerun.cli.main import app
 from forerun.lab.bench.report.headline import put_into, sections
-from forerun.lab.results.files import load
+from forerun.lab.results.files import load_results
 
 ROOT = Path(__file__).parents[2]
 SRC = ROOT / "src" / "forerun"
@@ -138,7 +138,7 @@ def test_commands_and_their_flags_exist(page: Path) -> None:
 
 def test_the_readme_has_the_figures_of_the_measured_results() -> None:
     """`make report` writes them."""
-    made = sections([load(path) for path in sorted((ROOT / "benchmarks").glob("*.json"))])
+    made = sections([load_results(path) for path in sorted((ROOT / "benchmarks").glob("*.json"))])
     readme = ROOT / "README.md"
     assert all(made.values()), "results of each section are there"
     assert put_into(readme, made) == readme.read_text(encoding="utf-8")

@@ -86,7 +86,7 @@ CONTENTS: dict[str, Callable[[str, Mapping[str, Any]], Any]] = {
 }
 
 
-def typed(text: str, schema: Any) -> Any:
+def typed_argument(text: str, schema: Any) -> Any:
     """Return the text of an argument as a value of the type that its JSON schema declares; as it is if it is none."""
     types = declared(schema)
     try:
@@ -186,7 +186,9 @@ class Region:
             if not isinstance(name, str) or not isinstance(arguments, dict):
                 raise TypeError("a call has a name and an object of arguments")
             if self.field.get("content") == "xml-inline":
-                arguments = {key: typed(value, schemas.get(name, {}).get(key)) for key, value in arguments.items()}
+                arguments = {
+                    key: typed_argument(value, schemas.get(name, {}).get(key)) for key, value in arguments.items()
+                }
             # halves of characters cannot be encoded
             yield name, json.dumps(arguments, ensure_ascii=False, allow_nan=False).encode().decode()
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class Output:
+class StreamedChoice:
     """One choice, with the tokens received so far."""
 
     text: str = ""
@@ -60,7 +60,7 @@ class CallTimes:
         return (num_tokens - self.num_first) / (self.total - self.first)
 
 
-def as_object(outputs: Mapping[int, Output], times: CallTimes) -> dict[str, Any]:
+def answers_object(outputs: Mapping[int, StreamedChoice], times: CallTimes) -> dict[str, Any]:
     """Return the part of --json that describes the answers. The finish reason after Ctrl-C is "abort"."""
     choices = [
         {
@@ -84,7 +84,7 @@ def as_object(outputs: Mapping[int, Output], times: CallTimes) -> dict[str, Any]
     }
 
 
-def _stats_object(output: Output) -> dict[str, Any] | None:
+def _stats_object(output: StreamedChoice) -> dict[str, Any] | None:
     stats = output.stats
     if stats is None:
         return None
@@ -118,7 +118,7 @@ def _stats_object(output: Output) -> dict[str, Any] | None:
     }
 
 
-def summary(outputs: Mapping[int, Output], times: CallTimes, drafter: str | None, interrupted: bool) -> str:
+def summary(outputs: Mapping[int, StreamedChoice], times: CallTimes, drafter: str | None, interrupted: bool) -> str:
     """Return the line of statistics, as several lines on a narrow terminal."""
     tokens = _num_tokens(outputs)
     parts = [f"forerun: {tokens} tokens in {times.total:.2f} s"]
@@ -163,20 +163,20 @@ def stderr_lines(parts: Iterable[str]) -> str:
     return "\n".join(lines)
 
 
-def _num_tokens(outputs: Mapping[int, Output]) -> int:
+def _num_tokens(outputs: Mapping[int, StreamedChoice]) -> int:
     return sum(len(output.token_ids) for output in outputs.values())
 
 
 def follow(
     llm: LLM, prompt: Any, params: SamplingParams, show: Callable[[StreamChunk], None]
-) -> tuple[dict[int, Output], CallTimes, bool]:
+) -> tuple[dict[int, StreamedChoice], CallTimes, bool]:
     """Stream one request. Returns the choices by index, the wall-clock seconds, and whether Ctrl-C ended it.
 
     Every chunk that is counted has been shown: Ctrl-C is held back until the end of a chunk.
     """
     from forerun.engine.engine import HeldInterrupts  # with torch, which --help does not load
 
-    outputs: dict[int, Output] = {index: Output() for index in range(params.n)}
+    outputs: dict[int, StreamedChoice] = {index: StreamedChoice() for index in range(params.n)}
     interrupted = False
     times = CallTimes()
     start = time.perf_counter()

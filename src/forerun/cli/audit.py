@@ -19,7 +19,7 @@ from forerun.config import AUTO, NO_DRAFTER
 from forerun.errors import ConfigError, DrafterError
 from forerun.kernels.provenance import Watch
 from forerun.lab.audit.settings import NEEDS_DRAFTER, AuditOptions, quick as quick_settings
-from forerun.utils.workloads import load
+from forerun.utils.workloads import load_workload
 
 if TYPE_CHECKING:
     from forerun.lab.audit.certificate import Certificate
@@ -104,9 +104,9 @@ def audit(
         typer.echo(certificate.markdown())
     if results is not None:
         from forerun.lab.audit.certificate import audit_results
-        from forerun.lab.results.files import command_line, save
+        from forerun.lab.results.files import command_line, save_results
 
-        save(audit_results(certificate, command_line(sys.argv[1:]), watch.environment()), results)
+        save_results(audit_results(certificate, command_line(sys.argv[1:]), watch.environment()), results)
     code = {"fail": FAILED, "inconclusive": INCONCLUSIVE}.get(certificate.verdict, 0)
     if code:
         raise typer.Exit(code)
@@ -119,18 +119,18 @@ def _of_model(
     from forerun.engine import LLM
     from forerun.kernels.provenance import machine_facts
     from forerun.lab.audit.engine_layer import Audited
-    from forerun.lab.audit.local import audit as run
+    from forerun.lab.audit.local import run_audit
     from forerun.models import number_format
 
     if drafter == NO_DRAFTER:
         raise DrafterError(NEEDS_DRAFTER)
-    cases = None if prompts is None else load(prompts)
+    cases = None if prompts is None else load_workload(prompts)
     options.set_threads(None)
     note(f"loading {model}")
     with log_memory_plan(note):
         opened = LLM(model, drafter or AUTO, seed=settings.seed, **asdict(llm))
     if cases is None:
-        cases = load("questions" if getattr(opened.tokenizer, "chat_template", None) else "code")
+        cases = load_workload("questions" if getattr(opened.tokenizer, "chat_template", None) else "code")
     audited = Audited(opened.target, opened.drafter, opened.tokenizer, llm.acceptance, llm.prefix_reuse)
     exactness = opened.target.exactness
     subject = {
@@ -142,7 +142,7 @@ def _of_model(
         "exact": "yes" if exactness.exact else f"no: {exactness.reason}",
         "seed": settings.seed,
     }
-    certificate = run(
+    certificate = run_audit(
         audited,
         [opened.encode(case.opening) for case in cases[:64]],
         settings,
@@ -163,7 +163,7 @@ def _of_server(
 
     if len(urls) > _MOST_URLS:
         raise ConfigError(f"There are {len(urls)} of --url, but at most {_MOST_URLS} can be compared. Leave some out.")
-    cases = load(prompts or "code")
+    cases = load_workload(prompts or "code")
     texts = [case.prompt for case in cases if case.prompt]
     if not texts:
         raise ConfigError(f"{prompts} holds no raw text, which the server is to continue. Give prompts as text.")

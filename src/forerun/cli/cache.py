@@ -56,7 +56,7 @@ def cache_entries() -> list[CacheEntry]:
     return list(found.values())
 
 
-def find(names: Sequence[str]) -> list[CacheEntry]:
+def _entries_named(names: Sequence[str]) -> list[CacheEntry]:
     """Return the entries of these exact names. Raises ConfigError if one does not exist."""
     entries = {entry.name: entry for entry in cache_entries()}
     if missing := [name for name in names if name not in entries]:
@@ -66,7 +66,7 @@ def find(names: Sequence[str]) -> list[CacheEntry]:
 
 
 def _fetched() -> Iterator[CacheEntry]:
-    for name in store.names():
+    for name in store.fetchable_names():
         folder = store.folder_of(name)
         if folder is not None and (paths := _present(folder, *leftovers(folder))):
             whole = store.path_of(name) is not None
@@ -150,7 +150,7 @@ Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 
 
 @app.callback(invoke_without_command=True)
-def show(ctx: typer.Context, json: options.Json = False) -> None:
+def list_cache(ctx: typer.Context, json: options.Json = False) -> None:
     """List what lies in FORERUN_HOME, and the models of the Hugging Face Hub's cache that forerun may load."""
     if ctx.invoked_subcommand is not None:
         if json:
@@ -172,7 +172,7 @@ def clear(
     json: options.Json = False,
 ) -> None:
     """Remove entries, by the names that `forerun cache` lists."""
-    entries = find(names)
+    entries = _entries_named(names)
     if not yes:
         if json or not (sys.stdin.isatty() and sys.stderr.isatty()):
             raise ConfigError("Entries are removed after a confirmation, and this is no terminal. Give --yes.")

@@ -23,7 +23,7 @@ from forerun.drafters.registry import DRAFTERS
 from forerun.errors import ConfigError, DeviceError, ForerunError, ModelLoadError, PromptError, SamplingError
 from forerun.utils import fetch as store
 
-CHAT_MODEL = store.names()[0]
+CHAT_MODEL = store.fetchable_names()[0]
 """The model of a chat that names none."""
 _DEFAULTS = SamplingParams(temperature=options.TEMPERATURE, max_tokens=512)
 _TYPED = ("temperature", "top_k", "top_p", "max_tokens", "seed")
@@ -71,7 +71,7 @@ def chat(
     screen.show_drafts(show_drafts)
     if model is not None and named is not None:
         raise ConfigError(f"The model is given twice: {model!r}, and {named!r} by --model. Give it once.")
-    name = model or named or default_model()
+    name = model or named or _chat_model()
     history = History(None if system is None else unicode_text(system, "--system"))
     screen.note(f"forerun: loading {name}")
     options.set_threads(threads)
@@ -88,7 +88,7 @@ def chat(
         answer_lines(session, screen)
 
 
-def default_model() -> str:
+def _chat_model() -> str:
     """Return the model of a chat that names none. Raises ModelLoadError if it is not fetched."""
     if store.path_of(CHAT_MODEL) is None:
         raise ModelLoadError(
@@ -114,7 +114,7 @@ def converse(session: Session, screen: Screen, read: Callable[[], tuple[str, boo
             if is_command:
                 screen.note(run_command(text, session, screen))
             elif text.strip():
-                say(session, screen, text)
+                _answer_message(session, screen, text)
         except EOFError:
             screen.note("")  # the prompt's line is not ended
             return
@@ -135,14 +135,14 @@ def answer_lines(session: Session, screen: Screen) -> None:
         ForerunError: the error of that line.
     """
     try:
-        stopped = any(say(session, screen, text) for text in pipe_lines())
+        stopped = any(_answer_message(session, screen, text) for text in pipe_lines())
     except KeyboardInterrupt:
         stopped = True
     if stopped:
         raise typer.Exit(INTERRUPTED)
 
 
-def say(session: Session, screen: Screen, text: str) -> bool:
+def _answer_message(session: Session, screen: Screen, text: str) -> bool:
     """Answer one message and print a line of statistics. Returns whether Ctrl-C ended the answer."""
     try:
         answer = session.answer(text, lambda chunk: screen.chunk(session.llm.tokenizer, chunk), screen.note)

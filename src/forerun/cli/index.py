@@ -116,11 +116,11 @@ def append(
 ) -> None:
     """Add to an index; the result is that of building from all at once."""
     from forerun.drafters.lookup.rest.build import append_index, tokenise
-    from forerun.drafters.lookup.rest.index_file import read_header
+    from forerun.drafters.lookup.rest.index_file import read_index_header
     from forerun.models import load_tokenizer
     from forerun.utils.vocabulary import fingerprint
 
-    name = tokenizer or read_header(index)[0].tokenizer
+    name = tokenizer or read_index_header(index)[0].tokenizer
     if not name:
         raise ConfigError(f"The index {index} does not say which tokenizer it was made with. Give it: --tokenizer.")
     loaded = load_tokenizer(name)
@@ -130,8 +130,8 @@ def append(
     _report(index, header, reading)
 
 
-@app.command()
-def info(index: Existing, json: Json = False) -> None:
+@app.command("info")
+def index_info(index: Existing, json: Json = False) -> None:
     """Say what an index holds, and whether it is whole."""
     from dataclasses import asdict
 

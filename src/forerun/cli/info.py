@@ -150,7 +150,7 @@ def _memory_lines(memory: dict[str, Any]) -> list[tuple[str, str]]:
 
 def _kernels() -> dict[str, Any]:
     """Describe which kernels run and why. Raises ConfigError as `native`."""
-    from forerun.kernels.cpu import LOST, load, native
+    from forerun.kernels.cpu import LOST, load_library, native
 
     mode = environment_choice(KERNELS_VARIABLE, KERNELS)
     if mode == REFERENCE:
@@ -160,7 +160,7 @@ def _kernels() -> dict[str, Any]:
         return {"run": TRITON, "instructions": None, "library": None, "reason": reason}
     if mode == NATIVE:
         native()  # raises if they are unavailable
-    found = load()
+    found = load_library()
     if isinstance(found, NativeUnavailableError):
         reason = f"{found.reason} {LOST} {found.remedy}"
         return {"run": REFERENCE, "instructions": None, "library": None, "reason": reason}

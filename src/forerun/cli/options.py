@@ -197,7 +197,7 @@ def chosen_model(model: str | None, flag: str = "--model") -> str:
     chosen = store.default_model()
     why = "it is fetched"
     if chosen == BUNDLED_TARGET:
-        why = f"no other is fetched; `forerun fetch {store.names()[0]}` brings a chat model"
+        why = f"no other is fetched; `forerun fetch {store.fetchable_names()[0]}` brings a chat model"
     typer.echo(f"forerun: no {flag} given, so it is {chosen} ({why})", err=True)
     return chosen
 

@@ -60,18 +60,18 @@ def quantize(
 
 def measured_loss(model: str, bits: str, adapter: str | None) -> str:
     """Measure the loss on the bundled prose, as Markdown; a sentence if it cannot be measured."""
-    from forerun.cli.bench.quality import MAX_TOKENS, measure
+    from forerun.cli.bench.quality import MAX_TOKENS, measure_quality
     from forerun.lab.bench.quality import COLUMNS
     from forerun.lab.bench.tables import Table, markdown_table
     from forerun.models import find_tokenizer
     from forerun.models.loading.find_source import find_source
-    from forerun.utils.workloads import load
+    from forerun.utils.workloads import load_workload
 
     if find_tokenizer(model, adapter) is None:
         return "Not measured: the model has no tokenizer."
     if find_source(model).quantization() is not None:
         return "Not measured: the model was quantized already, so its original weights are unknown."
-    rows = measure(model, ["bfloat16", bits], {PROSE: load(PROSE)}, MAX_TOKENS, adapter)
+    rows = measure_quality(model, ["bfloat16", bits], {PROSE: load_workload(PROSE)}, MAX_TOKENS, adapter)
     table = Table.of("", COLUMNS, rows)
     about = "On forerun's bundled prose, beside the same model in float32; KL is the mean divergence from it per token."
     return f"{about}\n\n{markdown_table(table.header, table.rows)}"

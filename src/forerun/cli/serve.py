@@ -18,7 +18,7 @@ from forerun.drafters.parse_text import drafter_of_vllm
 from forerun.errors import ConfigError
 from forerun.integrations.ray.plan import RayOptions, ServePlan
 from forerun.server.options import ServerOptions
-from forerun.server.traffic_records import check_place
+from forerun.server.traffic_records import check_journal_path
 from forerun.utils.json_file import Fields
 
 _CONFIG_FLAG = "--speculative-config"
@@ -144,15 +144,15 @@ def _serve_on_ray(plan: ServePlan, ray: RayOptions) -> None:
 def _serve_here(model: str, name: str, drafters: str | list[str], llm: dict[str, Any], server: ServerOptions) -> None:
     """Serve in this process."""
     from forerun.server.logs import log_as_json
-    from forerun.server.run import bound_socket, serve as run, share_one_arena
+    from forerun.server.run import bound_socket, run_server, share_one_arena
     from forerun.server.service import Service
 
     share_one_arena()
     if server.journal is not None:
-        check_place(server.journal)
+        check_journal_path(server.journal)
     with bound_socket(server) as listening:
         note(f"loading {model}")
         with log_memory_plan(note):
             opened = open_llm(model, drafters, chat=False, **llm)
         log_as_json()
-        run(Service(opened, name, server), listening)
+        run_server(Service(opened, name, server), listening)

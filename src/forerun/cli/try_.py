@@ -14,10 +14,19 @@ from forerun.cli.flags import Flags, with_flags
 from forerun.cli.generate import INTERRUPTED
 from forerun.cli.options import LLMOptions, start_command
 from forerun.cli.output import note
-from forerun.cli.tune import Prompts, TuneProgress, begin, chosen_cases, is_chat, kept, make_task, show
+from forerun.cli.tune import (
+    Prompts,
+    TuneProgress,
+    begin_tuning,
+    chosen_cases,
+    is_chat,
+    kept_options,
+    make_task,
+    show_outcome,
+)
 from forerun.config import EngineConfig, SamplingParams
 from forerun.errors import ForerunError
-from forerun.utils.workloads import Case, categories_in_turn, load
+from forerun.utils.workloads import Case, categories_in_turn, load_workload
 
 if TYPE_CHECKING:
     from forerun.engine import LLM
@@ -44,19 +53,19 @@ def try_(
 ) -> None:
     """Measure a model with the best drafter that is found for it beside plain decoding, and say what to type."""
     cases = None if prompts is None else chosen_cases(prompts)
-    model, plain, watch = begin(model, llm, "a minute", None)
+    model, plain, watch = begin_tuning(model, llm, "a minute", None)
     loaded = perf_counter()
     cases = cases or _bundled(chat=is_chat(plain))
-    from forerun.lab.tune.tuning import tune
+    from forerun.lab.tune.tuning import find_fastest
 
     params = SamplingParams(temperature=0, max_tokens=MOST_TOKENS)
     task = make_task(plain, model, cases, prompts or "bundled prompts", params, SECONDS, quick=True)
     params = replace(params, max_tokens=_tokens(plain, task.requests[0].token_ids))
     task = replace(task, params=params, seconds=SECONDS - (perf_counter() - loaded))
     with TuneProgress(task.seconds) as progress:
-        outcome = tune(task, progress)
+        outcome = find_fastest(task, progress)
     if outcome.search.rounds:
-        show(outcome, watch.environment())
+        show_outcome(outcome, watch.environment())
         typer.echo(f"Measured with temperature 0 and {params.max_tokens} tokens an answer at most, prompts included.")
         _show_start(outcome.verdict.arm.drafter, model, llm, chat=is_chat(plain))
     else:
@@ -67,7 +76,7 @@ def try_(
 
 def _bundled(*, chat: bool) -> list[Case]:
     """Return edits, questions on a text and chats in turn; without a chat template, beginnings of code."""
-    cases = [case for case in load(_CHATS) if case.category in _KINDS] if chat else load(_RAW)
+    cases = [case for case in load_workload(_CHATS) if case.category in _KINDS] if chat else load_workload(_RAW)
     return categories_in_turn(cases)[:NUM_PROMPTS]
 
 
@@ -86,7 +95,7 @@ def _show_start(drafter: str, model: str, settings: LLMOptions, *, chat: bool) -
     from forerun.engine.memory_division import MemoryPlan
 
     with suppress(ForerunError):  # beside what is loaded here it may not fit a second time
-        typer.echo(f"Memory: {MemoryPlan.of(model, drafter, EngineConfig(), **kept(settings))}")
+        typer.echo(f"Memory: {MemoryPlan.of(model, drafter, EngineConfig(), **kept_options(settings))}")
     command, *prompt = ["chat"] if chat else ["generate", _PROMPT]
     typer.echo(f"Start it: {start_command(command, model, settings, drafter, *prompt)}")
     typer.echo(f"As a server: {start_command('serve', model, settings, drafter)}")

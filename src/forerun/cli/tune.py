@@ -20,7 +20,7 @@ from forerun.cli.options import KEPT, LLMOptions, chosen_model
 from forerun.cli.output import log_memory_plan, note, print_json, terminal_width
 from forerun.config import OFF, SamplingParams
 from forerun.utils.fields import Checked, option
-from forerun.utils.workloads import Case, categories_in_turn, load, names
+from forerun.utils.workloads import Case, bundled_workloads, categories_in_turn, load_workload
 
 if TYPE_CHECKING:
     from forerun.engine import LLM
@@ -77,41 +77,41 @@ def tune(
     json: options.Json = False,
 ) -> None:
     """Find the fastest drafter and K for your prompts, and write them down; or say that none is faster than plain."""
-    from forerun.lab.tune.config_file import check_place
+    from forerun.lab.tune.config_file import check_config_path
 
-    check_place(settings.out)
+    check_config_path(settings.out)
     check_json(settings.results, "--results")
     levels = whole_numbers(settings.load, "--load")
     drafters = options.comma_list(settings.drafters, "--drafters") if settings.drafters else []
     cases = None if prompts is None else chosen_cases(prompts)
-    model, plain, watch = begin(model, llm, f"tuning for {settings.minutes:g} min", note)
+    model, plain, watch = begin_tuning(model, llm, f"tuning for {settings.minutes:g} min", note)
     if prompts is None or cases is None:
         prompts = _CHATS if is_chat(plain) else _RAW
         note(f"no --prompts given, so these are the bundled workload {prompts!r}; your own tell more")
         cases = chosen_cases(prompts)
-    from forerun.lab.tune.tuning import tune as tuned
+    from forerun.lab.tune.tuning import find_fastest
 
     seconds = 60 * settings.minutes
     params = SamplingParams(temperature=0, max_tokens=settings.max_tokens)
     task = make_task(plain, model, cases, prompts, params, seconds, levels=levels, drafters=drafters, draft=draft)
     with TuneProgress(task.seconds) as progress:
-        outcome = tuned(task, progress)
+        outcome = find_fastest(task, progress)
     written = write(outcome, task, settings, llm) if outcome.search.rounds else None
-    facts = outcome.results(typed(), target_facts(model, plain), watch.environment(), asdict(settings))
-    from forerun.lab.results.files import as_object, save
+    facts = outcome.results(typed_command(), _target_facts(model, plain), watch.environment(), asdict(settings))
+    from forerun.lab.results.files import as_object, save_results
 
     if settings.results is not None:
-        save(facts, settings.results)
+        save_results(facts, settings.results)
     if json:
         print_json(as_object(facts))
     else:
-        show(outcome, facts.environment)
-        show_written(model, written)
+        show_outcome(outcome, facts.environment)
+        _show_configuration(model, written)
     if outcome.interrupted:
         raise typer.Exit(INTERRUPTED)
 
 
-def begin(
+def begin_tuning(
     model: str | None, llm: LLMOptions, work: str, plan_to: Callable[[str], None] | None
 ) -> tuple[str, LLM, Watch]:
     """Load the target without a drafter. Return its name, the engine, and what watches the machine from now on.
@@ -125,23 +125,23 @@ def begin(
     watch = Watch.begin()
     note(f"loading {name}, then {work} at most")
     with log_memory_plan(plan_to):
-        return name, open_plain(name, llm), watch
+        return name, open_plain_target(name, llm), watch
 
 
 def chosen_cases(prompts: str) -> list[Case]:
-    """Load the prompts, categories in turn. Raises ConfigError as `workloads.load`."""
-    cases = load(prompts)
-    return categories_in_turn(cases)[: NUM_PROMPTS if prompts in names() else len(cases)]
+    """Load the prompts, categories in turn. Raises ConfigError as `load_workload`."""
+    cases = load_workload(prompts)
+    return categories_in_turn(cases)[: NUM_PROMPTS if prompts in bundled_workloads() else len(cases)]
 
 
-def open_plain(model: str, settings: LLMOptions) -> LLM:
+def open_plain_target(model: str, settings: LLMOptions) -> LLM:
     """Open the target without a drafter. Tests replace this function."""
     from forerun.engine import LLM
 
-    return LLM(model, drafter=None, prefix_reuse=OFF, **kept(settings))
+    return LLM(model, drafter=None, prefix_reuse=OFF, **kept_options(settings))
 
 
-def kept(settings: LLMOptions) -> dict[str, Any]:
+def kept_options(settings: LLMOptions) -> dict[str, Any]:
     """Return the options with which the target is loaded."""
     return {name: getattr(settings, name) for name in KEPT}
 
@@ -167,22 +167,22 @@ def write(outcome: TuningOutcome, task: Task, settings: TuneOptions, llm: LLMOpt
     """Write the configuration and return its path."""
     from forerun.lab.tune.config_file import write_config
 
-    own = kept(LLMOptions())
-    changed = {name: value for name, value in kept(llm).items() if value != own[name]}
-    notes = [outcome.verdict.reason, f"Made by: {typed()}", time.strftime("%Y-%m-%d")]
+    own = kept_options(LLMOptions())
+    changed = {name: value for name, value in kept_options(llm).items() if value != own[name]}
+    notes = [outcome.verdict.reason, f"Made by: {typed_command()}", time.strftime("%Y-%m-%d")]
     arm = outcome.verdict.arm
     write_config(settings.out, task.model, arm, changed, chat=is_chat(task.plain), notes=notes)
     return str(settings.out)
 
 
-def typed() -> str:
+def typed_command() -> str:
     """Return the command line, without the folders of files."""
     from forerun.lab.results.files import command_line
 
     return command_line(sys.argv[1:])
 
 
-def target_facts(model: str, plain: LLM) -> Any:
+def _target_facts(model: str, plain: LLM) -> Any:
     """Describe the target in the results."""
     from forerun.lab.bench.measure import is_cost_padded
     from forerun.lab.results.files import without_folders
@@ -198,7 +198,7 @@ def target_facts(model: str, plain: LLM) -> Any:
     )
 
 
-def show(outcome: TuningOutcome, environment: Environment) -> None:
+def show_outcome(outcome: TuningOutcome, environment: Environment) -> None:
     """Print what was measured, and the verdict."""
     from forerun.lab.bench.report.markdown import disturbances
     from forerun.lab.bench.tables import Report
@@ -213,7 +213,7 @@ def show(outcome: TuningOutcome, environment: Environment) -> None:
     typer.echo(textwrap.fill(reason, width or 120))
 
 
-def show_written(model: str, written: str | None) -> None:
+def _show_configuration(model: str, written: str | None) -> None:
     """Print where the configuration was written, and the public drafts of the model."""
     from forerun.lab.tune.public_drafts import public_drafts
 

@@ -133,7 +133,7 @@ class _Target:
 
 def _path(name: str) -> Path | None:
     """Return where a target lies on this machine; None if it does not."""
-    if name in BUNDLED_MODELS or name in store.names():
+    if name in BUNDLED_MODELS or name in store.fetchable_names():
         return BUNDLED_MODELS[name] if name in BUNDLED_MODELS else store.path_of(name)
     path = local_path(name)
     if path.exists():

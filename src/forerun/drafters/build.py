@@ -110,7 +110,7 @@ def _check_source(spec: str | Path) -> None:
     """Raise DrafterError for a text that is neither a known name, nor a folder, nor like a hub id."""
     if (
         isinstance(spec, Path)
-        or spec in (BUNDLED_DRAFT, BUNDLED_OTHER_VOCAB, *store.names())
+        or spec in (BUNDLED_DRAFT, BUNDLED_OTHER_VOCAB, *store.fetchable_names())
         or "/" in spec
         or "\\" in spec
         or spec.lower().endswith(SUFFIX)

@@ -43,7 +43,7 @@ from forerun.engine.thread_safe import SharedEngine
 from forerun.errors import BatchError, ConfigError, DrafterError, ModelLoadError
 from forerun.models import LanguageModel, find_tokenizer, load_model
 from forerun.models.loading.find_source import find_source
-from forerun.models.loading.load import tokenizer_of
+from forerun.models.loading.load import source_tokenizer
 from forerun.utils.fields import described
 from forerun.utils.files import Closing
 from forerun.utils.habits import ON_GPUS, translated
@@ -147,7 +147,7 @@ def open_target(
     model.context_length = model.full_context_length = bounded(model.context_length, max_model_len, target)
     if isinstance(tokenizer, (str, Path)):
         return model, find_tokenizer(tokenizer)
-    return model, tokenizer or tokenizer_of(source, adapter)
+    return model, tokenizer or source_tokenizer(source, adapter)
 
 
 _DRAFTER_SEED = 0x6A09E667F3BCC908

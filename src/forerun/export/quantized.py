@@ -15,7 +15,7 @@ from torch import Tensor
 from forerun import __version__
 from forerun.config import QUANTISATIONS
 from forerun.drafters.models.head_files.folder import CONFIG, float_type, head_settings, load_head, save_head
-from forerun.drafters.models.heads.weights_file import MEDUSA_WEIGHTS, WEIGHTS, open_slices
+from forerun.drafters.models.heads.weights_file import MEDUSA_WEIGHTS, WEIGHTS, open_head_slices
 from forerun.errors import ConfigError, ModelLoadError, UnsupportedModelError
 from forerun.export.files import (
     MAX_SHARD_BYTES,
@@ -28,7 +28,7 @@ from forerun.export.files import (
 )
 from forerun.models import find_tokenizer
 from forerun.models.fused.experts import take_experts_apart
-from forerun.models.linear import Part
+from forerun.models.linear import LinearPart
 from forerun.models.loading.configuration import context_length, refuse_unservable
 from forerun.models.loading.find_source import find_source
 from forerun.models.loading.load import WeightReader
@@ -140,7 +140,7 @@ def _parts(model: Any, maker: WeightMaker, spec: DecoderSpec | None, name: str) 
         is_transposed = type(module) is Conv1D
         key = f"{path}.weight"
         stored = module.get_parameter("weight")
-        part = Part(key, stored.T if is_transposed else stored, None, is_transposed)
+        part = LinearPart(key, stored.T if is_transposed else stored, None, is_transposed)
         weight = maker.weight(part, is_outer=module in (head, embedding, *inner))
         yield tensors_of(key, weight, is_transposed=is_transposed)
     is_tied = head is not None and head.weight is embedding.weight
@@ -278,7 +278,7 @@ def _export_pickled(file: Path, out: Path) -> Exported:
             said = ended.stderr.decode(errors="replace").strip().splitlines() or [f"it ended with {ended.returncode}"]
             raise ModelLoadError(f"{file}: no tensors could be read from it: {said[-1][:200]}. {REMEDY}")
         write_bytes(fresh / CONFIG, settings.read_bytes(), error=ConfigError)
-        slices = open_slices(fresh).values()
+        slices = open_head_slices(fresh).values()
         dtype = str(float_type(slices)).removeprefix("torch.")
         written = {path.name: path.stat().st_size for path in fresh.iterdir()}
     count = sum(math.prod(each.get_shape()) for each in slices)

@@ -49,7 +49,7 @@ _CACHES = ("past_key_values", "cache")
 _REMEDY = "Leave it out, or generate without custom_generate."
 
 
-def refuse_unserved(
+def _refuse_unsupported(
     generation_config: Any,
     logits_processor: Iterable[Any],
     stopping_criteria: Iterable[Any],
@@ -184,7 +184,7 @@ class Speculative:
             UnsupportedModelError: the model cannot be served.
             PromptError: a prompt is longer than the model's context.
         """
-        refuse_unserved(generation_config, logits_processor, stopping_criteria, model_kwargs)
+        _refuse_unsupported(generation_config, logits_processor, stopping_criteria, model_kwargs)
         prompts = prompts_of(input_ids, model_kwargs.get("attention_mask"), model_kwargs.get("position_ids"))
         params = params_of(generation_config, input_ids.shape[1], len(prompts))
         llm = self._llm_of(model)

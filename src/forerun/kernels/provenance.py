@@ -23,12 +23,12 @@ def machine_facts() -> dict[str, Any]:
     import transformers
 
     from forerun import __version__
-    from forerun.kernels.cpu import in_use
+    from forerun.kernels.cpu import kernels_in_use
 
     return {
         "cpu": machine.model(),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
-        "kernels": in_use(),
+        "kernels": kernels_in_use(),
         "cores": machine.cores(),
         "threads": torch.get_num_threads(),
         "accelerator": torch.cuda.get_device_name(0) if torch.cuda.is_available() else None,

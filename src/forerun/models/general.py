@@ -16,7 +16,7 @@ from torch.utils.hooks import RemovableHandle
 from forerun.errors import UnsupportedModelError
 from forerun.kernels.partition import AttentionShape
 from forerun.kernels.torch.elementwise import SameAtEveryPlace
-from forerun.models.attention.base import ATTENTION_NAME, Attention, LayerAttention, Layout
+from forerun.models.attention.base import ATTENTION_NAME, AttentionBackend, LayerAttention, Layout
 from forerun.models.attention.reference import ReferenceAttention
 from forerun.models.base import HiddenStateOutputs
 from forerun.models.draft_session import DraftSession, Pick
@@ -68,7 +68,7 @@ def forerun_attention(
     D_v].
 
     Raises:
-        UnsupportedModelError: the model passes an option that `Attention` does not support.
+        UnsupportedModelError: the model passes an option that `AttentionBackend` does not support.
     """
     for name, option in options.items():
         if option is not None and name not in _ALLOWED_OPTIONS:
@@ -108,7 +108,7 @@ class GeneralDecoder:
             are sent through the model to see them.
     """
 
-    def __init__(self, model: Any, maker: Maker | None = None, attention: Attention | None = None) -> None:
+    def __init__(self, model: Any, maker: Maker | None = None, attention: AttentionBackend | None = None) -> None:
         pack_module(model, maker, model.get_output_embeddings())
         self.model = model
         self.num_layers: int = model.config.get_text_config(decoder=True).num_hidden_layers

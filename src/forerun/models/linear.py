@@ -69,7 +69,7 @@ class Linear(Protocol):
         """Return rows of W as numbers. index: [n] int64 -> [n, in] float32."""
 
 
-class Part(NamedTuple):
+class LinearPart(NamedTuple):
     """The outputs that one of Transformers' parameters gives to a linear layer.
 
     Attributes:
@@ -109,10 +109,10 @@ def place(parent: nn.Module, path: str, module: nn.Module) -> None:
 class Maker(Protocol):
     """Makes a decoder's layers from its weights."""
 
-    def linear(self, parts: Sequence[Part], bias: Tensor | None = None, *, is_head: bool = False) -> Linear:
+    def linear(self, parts: Sequence[LinearPart], bias: Tensor | None = None, *, is_head: bool = False) -> Linear:
         """Make one layer whose outputs are those of the parts, concatenated. is_head: it is the output layer."""
 
-    def embedding(self, part: Part) -> Tensor | QuantizedEmbedding:
+    def embedding(self, part: LinearPart) -> Tensor | QuantizedEmbedding:
         """Return a table that gives rows, [n, hidden], when indexed with [n] token ids."""
 
 
@@ -126,12 +126,12 @@ class FloatMaker:
     def __init__(self, make: Callable[[Tensor, Tensor | None], Linear] | None = None) -> None:
         self._make = make or make_linear
 
-    def linear(self, parts: Sequence[Part], bias: Tensor | None = None, *, is_head: bool = False) -> Linear:
+    def linear(self, parts: Sequence[LinearPart], bias: Tensor | None = None, *, is_head: bool = False) -> Linear:
         """Make one layer whose outputs are those of the parts, concatenated (`Maker.linear`)."""
         weights = [part.weight if part.rows is None else part.weight[part.rows] for part in parts]
         return self._make(weights[0].contiguous() if len(weights) == 1 else torch.cat(weights), bias)
 
-    def embedding(self, part: Part) -> Tensor:
+    def embedding(self, part: LinearPart) -> Tensor:
         """Return a table that gives rows, [n, hidden], when indexed with [n] token ids (`Maker.embedding`)."""
         return part.weight.detach()
 
@@ -194,7 +194,7 @@ def _made(module: nn.Module, maker: Maker, is_head: bool, path: str) -> nn.Modul
         return _packed(module)
     weights = dict(module.named_parameters(recurse=False))
     weight = weights["weight"].T if type(module) is Conv1D else weights["weight"]
-    linear = maker.linear([Part(f"{path}.weight", weight)], weights.get("bias"), is_head=is_head)
+    linear = maker.linear([LinearPart(f"{path}.weight", weight)], weights.get("bias"), is_head=is_head)
     assert isinstance(linear, nn.Module)
     return linear
 

@@ -84,7 +84,7 @@ FILTERS: tuple[Filter, ...] = (
 """Every filter, in the order in which they are applied."""
 
 
-def in_use(params: SamplingParams) -> bool:
+def filters_in_use(params: SamplingParams) -> bool:
     """Return whether any filter may drop a token."""
     return any(getattr(params, each.field) != each.neutral for each in FILTERS)
 

@@ -22,7 +22,7 @@ def penalises(params: SamplingParams) -> bool:
     return params.repetition_penalty != 1 or params.presence_penalty != 0 or params.frequency_penalty != 0
 
 
-def in_use(params: SamplingParams) -> bool:
+def penalties_in_use(params: SamplingParams) -> bool:
     """Return whether any option of this module is in use."""
     return bool(params.logit_bias) or params.min_tokens > 0 or penalises(params)
 

@@ -98,7 +98,9 @@ class LogitsPipeline:
         Returns:
             [R, V], a copy unless no row has such an option.
         """
-        if not any(row.sequence.constraint is not None or penalties.in_use(row.sequence.params) for row in rows):
+        if not any(
+            row.sequence.constraint is not None or penalties.penalties_in_use(row.sequence.params) for row in rows
+        ):
             return logits
         adjusted = logits.clone()
         found: DeadRows = {}
@@ -108,7 +110,7 @@ class LogitsPipeline:
             sequence = members[0].sequence
             part = adjusted[start : start + len(members)]
             paths = [row.path for row in members]
-            if penalties.in_use(sequence.params):
+            if penalties.penalties_in_use(sequence.params):
                 self._penalties_of(sequence, logits).apply(part, paths)
                 part.clamp_(max=torch.finfo(part.dtype).max / 4)  # a penalty below 1 may overflow a large bias
             if sequence.constraint is not None:
@@ -137,7 +139,7 @@ class LogitsPipeline:
 
 def takes_argmax(params: SamplingParams) -> bool:
     """Return whether a request takes the argmax, of the raw logits or of those that its grammar allows."""
-    return params.greedy and not penalties.in_use(params)
+    return params.greedy and not penalties.penalties_in_use(params)
 
 
 def _is_plain(sequence: Sequence) -> bool:
@@ -145,13 +147,13 @@ def _is_plain(sequence: Sequence) -> bool:
     params = sequence.params
     if params.temperature < _PLAIN_TEMPERATURE or sequence.constraint is not None:
         return False
-    return not filters.in_use(params) and not penalties.in_use(params)
+    return not filters.filters_in_use(params) and not penalties.penalties_in_use(params)
 
 
 def _warp(logits: Tensor, params: Seq[SamplingParams]) -> Tensor:
     """Return [R, V] log-probabilities after temperature and filters; greedy rows without the temperature."""
     temperatures = [1.0 if each.greedy else each.temperature for each in params]
-    filtered = any(filters.in_use(each) for each in params)
+    filtered = any(filters.filters_in_use(each) for each in params)
     if not filtered and all(temperature == 1 for temperature in temperatures):
         return logits.log_softmax(-1)  # it subtracts the maximum first, as `scale` does: the same bits
     return filters.log_distributions(logits, temperatures, params)

@@ -22,7 +22,7 @@ from forerun.engine.chat_template import encode
 from forerun.errors import ForerunError, PromptError, RequestBodyError
 from forerun.server.completions import BODIES, answer
 from forerun.server.metrics import HTTPMetrics, Prometheus
-from forerun.server.middleware import RequestMiddleware, refusal
+from forerun.server.middleware import RequestMiddleware, refusal_response
 from forerun.server.options import ServerOptions
 from forerun.server.protocol.bodies import Body, Objects, TokenIds, validated
 from forerun.server.protocol.messages_api import CountBody
@@ -230,14 +230,14 @@ def _add_page(app: FastAPI) -> None:
 def _error_handlers(service: Service) -> dict[Any, Any]:
     async def failed(request: Request, error: Exception) -> Response:
         request.state.log_fields["error"] = type(error).__name__
-        return refusal(error, request.url.path)
+        return refusal_response(error, request.url.path)
 
     async def missing(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         paths = ", ".join(sorted({route.path for route in request.app.routes if isinstance(route, APIRoute)}))
         words = {404: f"There is no such path. There are {paths}.", 405: "The path is there, but not for this method."}
         refused = RequestBodyError(words.get(error.status_code, error.detail), status=error.status_code)
-        answer = refusal(refused, request.url.path)
+        answer = refusal_response(refused, request.url.path)
         answer.headers.update(error.headers or {})
         return answer
 

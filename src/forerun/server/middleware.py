@@ -35,7 +35,7 @@ _ID = re.compile(r"[\x21-\x7e]{1,128}")
 _log = logging.getLogger(LOGGER)
 
 
-def refusal(error: BaseException, path: str) -> JSONResponse:
+def refusal_response(error: BaseException, path: str) -> JSONResponse:
     """Return the response to a failed request at this path; of Anthropic's, in its form, too."""
     status, body = error_response(error)
     again = {"retry-after": "1"}
@@ -227,7 +227,7 @@ class RequestMiddleware:
 
 async def _refuse(error: Exception, scope: Scope, receive: Receive, send: Send) -> None:
     """Answer with an error. The rest of a too large body is read for a while, for the client to see the answer."""
-    answer = refusal(error, scope["path"])
+    answer = refusal_response(error, scope["path"])
     headers = answer.raw_headers
     if answer.status_code in (408, 413):
         headers.append((b"connection", b"close"))  # the rest of the body is not read

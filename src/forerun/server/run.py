@@ -162,7 +162,7 @@ def bound_socket(options: ServerOptions) -> socket.socket:
     return made
 
 
-def serve(service: Service, listening: socket.socket) -> None:
+def run_server(service: Service, listening: socket.socket) -> None:
     """Serve until a signal ends it, and with it the process."""
     server = make_server(service)
     server.last_resort = end_process_after

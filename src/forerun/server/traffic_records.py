@@ -130,7 +130,7 @@ class Recorder:
         self._changed = threading.Lock()
         self._closing = threading.Event()
         self._held = ExitStack()
-        check_place(path)
+        check_journal_path(path)
         self._held.enter_context(locked(path, ConfigError, wait=False, remedy="Give each server its own --journal."))
         try:
             self._file: BinaryIO = path.open("ab")
@@ -191,7 +191,7 @@ class Recorder:
             _log.warning({"event": "journal failed", "reason": error.strerror or type(error).__name__})
 
 
-def check_place(path: Path) -> None:
+def check_journal_path(path: Path) -> None:
     """Raise ConfigError if a journal cannot be written to a path, or the file is something else."""
     if path.is_dir() or not path.parent.is_dir():
         reason = "is a folder" if path.is_dir() else f"lies in {path.parent}, which is no folder"

@@ -14,7 +14,7 @@ import numpy as np
 
 from forerun.config import MAX_NUM_DRAFT_TOKENS
 from forerun.speculation.acceptance import AcceptanceStats
-from forerun.speculation.cost_model import KINDS, CostModel, kind_of
+from forerun.speculation.cost_model import KINDS, CostModel, request_kind
 from forerun.speculation.cost_store import StoredCosts, costs_setting, forward_costs
 from forerun.speculation.policy import DraftOutcome, DraftPlan, Reason, SpeculationPolicy, StepCost
 from forerun.types import Sequence
@@ -201,7 +201,7 @@ class DraftChooser:
         for outcome in outcomes:
             sequence = outcome.sequence
             path = outcome.verdict.path
-            stats = self.acceptance[kind_of([sequence])]
+            stats = self.acceptance[request_kind([sequence])]
             if outcome.num_draft_tokens:
                 stats.observe(sequence, outcome.num_draft_tokens, outcome.draft.num_candidates, path)
                 lag += max(self.lag(sequence) - len(path) - 1, 0)  # of before this step
@@ -260,7 +260,7 @@ class DraftChooser:
         return (self.fixed_length or sequence.room) if sequence.room > 0 else 0
 
     def _expect(self, sequence: Sequence, places: int) -> tuple[list[float], list[float]]:
-        gains, there = self.acceptance[kind_of([sequence])].expect(sequence, places)
+        gains, there = self.acceptance[request_kind([sequence])].expect(sequence, places)
         # drafts of a fixed length have all their rows, whether or not they are candidates
         return gains, there if self.fixed_length is None else [1.0] * len(there)
 
@@ -460,7 +460,7 @@ class AutomaticPolicy(SpeculationPolicy):
         prices = prices_of(self.costs, sequences[:1], FIRST_PLACES)
         if prices is None:
             return False
-        gains, there = self.chooser.acceptance[kind_of(sequences[:1])].expect(sequences[0], FIRST_PLACES)
+        gains, there = self.chooser.acceptance[request_kind(sequences[:1])].expect(sequences[0], FIRST_PLACES)
         tokens, seconds = expected(gains, there, prices, self.costs.draft(1, FIRST_PLACES).tolist())
         return max(map(float.__truediv__, tokens, seconds)) > BEGINS * tokens[0] / seconds[0]
 
@@ -469,7 +469,7 @@ def prices_of(costs: CostModel, sequences: Seq[Sequence], most: int) -> list[flo
     """Return what up to `most` candidate rows of these sequences' next step cost; None if no step was seen."""
     batch = len(sequences)
     context = sum([len(sequence.token_ids) for sequence in sequences]) - batch
-    table = costs.target(kind_of(sequences), batch, context, batch + most + 1)
+    table = costs.target(request_kind(sequences), batch, context, batch + most + 1)
     if table is None:
         return None
     prices: list[float] = table[min(batch, len(table) - 1) :].tolist()
@@ -481,7 +481,7 @@ def learn_rows(costs: CostModel, cost: StepCost, outcomes: Seq[DraftOutcome], si
 
     since: steps since the last from which that was learned.
     """
-    kind = kind_of([outcome.sequence for outcome in outcomes])
+    kind = request_kind([outcome.sequence for outcome in outcomes])
     batch = len(outcomes)
     if since < LEARN_STEPS and costs.knows(kind, batch, cost.num_rows):
         return False

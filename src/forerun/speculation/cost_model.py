@@ -245,7 +245,7 @@ class CostModel:
     def knows(self, kind: str, batch: int, rows: int) -> bool:
         """Return whether enough steps with this number of rows were seen."""
         curve = self._target.get((kind, bucket(batch)))
-        return curve is not None and curve.weight(rounded(rows)) >= COST_TRUSTED
+        return curve is not None and curve.weight(rounded_rows(rows)) >= COST_TRUSTED
 
     def draft(self, batch: int, places: int) -> Table:
         """Return [places + 1] seconds in the drafter by the largest K of `batch` sequences; zeros if none was measured.
@@ -299,7 +299,7 @@ class CostModel:
         """
         more = num_experts - float(self._timed[rows]) if num_experts and rows < len(self._timed) else 0.0
         key = (kind, bucket(batch))
-        rows = rounded(rows)
+        rows = rounded_rows(rows)
         curve = self._target.get(key)
         if curve is None:
             curve = self._new_curve(key)
@@ -448,7 +448,7 @@ class _Slope:
         self.value = max(0.0, self.value + share * distance * surprise / (self._xx + COST_MEMORY * square))
 
 
-def kind_of(requests: Sequence[Request]) -> str:
+def request_kind(requests: Sequence[Request]) -> str:
     """Return the kind of these requests."""
     return KINDS[not all(request.params.greedy for request in requests)]
 
@@ -461,7 +461,7 @@ def bucket(batch: int) -> int:
     return (batch + step - 1) // step * step
 
 
-def rounded(rows: int) -> int:
+def rounded_rows(rows: int) -> int:
     """Return the rows whose mean is shared: each alone up to 64, then 32 to every doubling. A crowd's choice is about
     single rows of many."""
     step = 1 << max(0, rows.bit_length() - 6)

@@ -91,7 +91,7 @@ def micro_tokens(model: PreTrainedModel) -> int:
     return max(1, min(MICRO_TOKENS[where], _LOGITS[where] // len(model.get_input_embeddings().weight)))
 
 
-def to_device(tensor: Tensor, where: torch.device) -> Tensor:
+def copy_to_device(tensor: Tensor, where: torch.device) -> Tensor:
     """Copy `tensor` to `where`, without waiting for work that is queued there."""
     if where.type != "cuda" or tensor.device.type != "cpu":
         return tensor.to(where)

@@ -45,14 +45,14 @@ Keys = tuple[Tensor, Tensor]
 """Keys and values."""
 
 
-class BlockHead(HeadModule):
+class BlockHeadModule(HeadModule):
     """The trained tensors of a head, float32, under their names; NaN until they are set."""
 
     config: BlockConfig
 
 
 def blocks(
-    head: BlockHead,
+    head: BlockHeadModule,
     rows: HeadRows,
     states: Tensor,
     embeddings: Tensor,
@@ -256,7 +256,7 @@ def position_weights(options: BlockTraining, steps: int) -> Tensor:
     return weights / weights.sum()
 
 
-def block_outputs(head: BlockHead, rows: HeadRows, inputs: HeadInputs) -> tuple[Tensor, Tensor]:
+def block_outputs(head: BlockHeadModule, rows: HeadRows, inputs: HeadInputs) -> tuple[Tensor, Tensor]:
     """Compute the output layer's inputs of each block, [A, K, H], and the token before each, [A, K]."""
     mask = mask_of(head, inputs.target)
     dtype = inputs.target.dtype
@@ -264,7 +264,7 @@ def block_outputs(head: BlockHead, rows: HeadRows, inputs: HeadInputs) -> tuple[
     return outputs, rows.token_ids[rows.tokens.T]
 
 
-def mask_of(head: BlockHead, target: TrainingTarget) -> Tensor | None:
+def mask_of(head: BlockHeadModule, target: TrainingTarget) -> Tensor | None:
     """Return [H], the embedding of the slots after the first; None for a head with `context_tokens`."""
     if head.config.context_tokens:
         return None
@@ -273,7 +273,7 @@ def mask_of(head: BlockHead, target: TrainingTarget) -> Tensor | None:
     return target.embeddings(torch.tensor([head.config.mask_token_id], device=device_of(head)))[0]
 
 
-def logit_parts(head: BlockHead, target: TrainingTarget, outputs: Tensor, before: Tensor) -> Parts:
+def logit_parts(head: BlockHeadModule, target: TrainingTarget, outputs: Tensor, before: Tensor) -> Parts:
     """Return the summands of the logits: outputs by the output layer, and the tokens before by the Markov bias.
 
     outputs: [n, H]. before: [n].
@@ -289,7 +289,7 @@ def logit_parts(head: BlockHead, target: TrainingTarget, outputs: Tensor, before
     return parts
 
 
-def markov_before(head: BlockHead, target: TrainingTarget, before: Tensor) -> Tensor:
+def markov_before(head: BlockHeadModule, target: TrainingTarget, before: Tensor) -> Tensor:
     """Return the input of the Markov bias, [..., rank]. before: tokens."""
     first = head.get_parameter("markov_head.markov_w1.weight")
     if not head.config.markov_shared:
@@ -298,7 +298,7 @@ def markov_before(head: BlockHead, target: TrainingTarget, before: Tensor) -> Te
 
 
 def confidence_loss(
-    head: BlockHead, target: TrainingTarget, outputs: Tensor, before: Tensor, overlaps: Tensor, weights: Tensor
+    head: BlockHeadModule, target: TrainingTarget, outputs: Tensor, before: Tensor, overlaps: Tensor, weights: Tensor
 ) -> Tensor:
     """Sum weight times the cross-entropy of the confidence against the overlap, 1 - total variation.
 
@@ -363,7 +363,7 @@ def _narrow_feed_forward(tensors: dict[str, Tensor], width: int) -> dict[str, Te
 class BlockKind(HeadKind[BlockTraining]):
     """Trains block heads."""
 
-    module = BlockHead
+    module = BlockHeadModule
     drafter = Block
 
     def __init__(self, options: BlockTraining) -> None:
@@ -412,7 +412,7 @@ class BlockKind(HeadKind[BlockTraining]):
         value[0] = 0  # it begins as the context's last row
         return value
 
-    def summed_loss(self, head: BlockHead, inputs: HeadInputs, piece: Batch) -> Tensor:
+    def summed_loss(self, head: BlockHeadModule, inputs: HeadInputs, piece: Batch) -> Tensor:
         """Sum the loss as if there were a block for each wanted token."""
         options = self.options
         where = device_of(head)
@@ -430,7 +430,7 @@ class BlockKind(HeadKind[BlockTraining]):
             total = total + confidence
         return total
 
-    def predict(self, head: BlockHead, inputs: HeadInputs) -> LogitParts:
+    def predict(self, head: BlockHeadModule, inputs: HeadInputs) -> LogitParts:
         """Predict a block at every active row, each token after the text's token before it."""
         outputs, before = block_outputs(head, inputs.rows, inputs)
         parts = logit_parts(head, inputs.target, outputs.flatten(0, 1), before.flatten())

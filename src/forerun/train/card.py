@@ -26,7 +26,7 @@ CARD = "README.md"
 NOT_JUDGED = "no answers were held out that are long enough, so there was nothing to judge by. Give more data."
 
 
-def save(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
     """Write weights (bfloat16 safetensors), configuration and tokenizer; `model` itself is left as it is.
 
     Raises:
@@ -41,7 +41,9 @@ def save(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Pat
             raise ConfigError(f"{folder} cannot be written: {error}. {REMEDY}") from error
 
 
-def load(name: Path, dtype: torch.dtype = torch.bfloat16) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+def load_model_and_tokenizer(
+    name: Path, dtype: torch.dtype = torch.bfloat16
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Load a causal language model and its tokenizer, in evaluation mode.
 
     name: a local folder, a GGUF file, or what `forerun fetch` brings. Quantized weights are dequantized.
@@ -52,7 +54,7 @@ def load(name: Path, dtype: torch.dtype = torch.bfloat16) -> tuple[PreTrainedMod
     return load_transformers_model(name, str(dtype).removeprefix("torch.")), read_tokenizer(name)
 
 
-def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
+def load_saved_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     """Load the tokenizer of a local folder.
 
     Raises:
@@ -86,7 +88,7 @@ def stage_record(state: LoopState) -> dict[str, Any]:
     }
 
 
-def build_record(
+def model_record(
     *,
     kind: str,
     command: str,
@@ -117,13 +119,13 @@ def build_record(
     }
 
 
-def write_card(folder: Path, record: dict[str, Any]) -> None:
+def write_model_card(folder: Path, record: dict[str, Any]) -> None:
     """Write `README.md` and `training.json` into a model folder."""
     write_json(folder / TRAINING_RECORD, record, error=ConfigError)
-    write_bytes(folder / CARD, render(record).encode(), error=ConfigError)
+    write_bytes(folder / CARD, _render(record).encode(), error=ConfigError)
 
 
-def render(record: dict[str, Any]) -> str:
+def _render(record: dict[str, Any]) -> str:
     """Render the card as Markdown."""
     data = record["data"]
     held_out = record["held_out"]

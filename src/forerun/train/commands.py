@@ -13,7 +13,14 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from forerun.train.accelerator import device_name, dtype_name, micro_tokens, product_type, training_device
-from forerun.train.card import NOT_JUDGED, build_record, load, read_record, save, write_card
+from forerun.train.card import (
+    NOT_JUDGED,
+    load_model_and_tokenizer,
+    model_record,
+    read_record,
+    save_model,
+    write_model_card,
+)
 from forerun.train.checkpoint import DTYPE, Weights, run_in, run_type
 from forerun.train.corpus import read_held_out
 from forerun.train.data.answer_rows import read_rows
@@ -22,7 +29,14 @@ from forerun.train.defaults import AUTO, DraftTraining
 from forerun.train.draft import distil
 from forerun.train.draft.prune import check_start_given
 from forerun.train.draft.samples import mask_unproposed
-from forerun.train.evaluate import HeldOutAcceptance, TextScore, acceptance, acceptance_of, document_mask, text_score
+from forerun.train.evaluate import (
+    HeldOutAcceptance,
+    TextScore,
+    acceptance_of,
+    document_mask,
+    held_out_acceptance,
+    text_score,
+)
 from forerun.utils import workloads
 
 HELD_OUT_ROWS = 64
@@ -61,17 +75,17 @@ def train_draft(
     where = training_device(options.device)
     console = Console()
     with run_in(work, out, console, resume=resume, force=force):
-        target, tokenizer = load(target_folder)
+        target, tokenizer = load_model_and_tokenizer(target_folder)
         target.to(where, run_type(work / "samples", options.dtype, where))
         rows = read_rows(data, Weights(target), tokenizer, work / "packed", options.window, console)
-        former = load(start, torch.float32) if start is not None else None
-        draft, state = distil.train(target, tokenizer, rows, work, options, console, former)
-        save(draft, tokenizer, out)
-        stored, _ = load(out)
+        former = load_model_and_tokenizer(start, torch.float32) if start is not None else None
+        draft, state = distil.train_stages(target, tokenizer, rows, work, options, console, former)
+        save_model(draft, tokenizer, out)
+        stored, _ = load_model_and_tokenizer(out)
         stored.to(where, target.dtype)
         held_out = rows.held_out()
         rates = packed_acceptance(target, stored, held_out)
-        record = build_record(
+        record = model_record(
             kind="draft",
             command=command,
             seed=options.seed,
@@ -84,7 +98,7 @@ def train_draft(
             acceptance=rates,
             device=device_name(where),
         )
-        write_card(out, record)
+        write_model_card(out, record)
         _show(rates, out, console)
 
 
@@ -119,8 +133,8 @@ def evaluate_pair(
     """Measure a pair on the bundled held-out files and prompts."""
     where = training_device(device)
     dtype = product_type(AUTO, where)
-    target, tokenizer = load(target_folder)
-    draft, _ = load(draft_folder)
+    target, tokenizer = load_model_and_tokenizer(target_folder)
+    draft, _ = load_model_and_tokenizer(draft_folder)
     target.to(where, dtype)
     draft.to(where, dtype)
     texts = [file.text for file in read_held_out()]
@@ -139,12 +153,12 @@ def pair_acceptance(
     new_tokens: int = 128,
 ) -> list[HeldOutAcceptance]:
     """Measure acceptance on the bundled prompts at temperatures 0 and 1."""
-    prompts = [tokenizer(case.prompt, verbose=False)["input_ids"] for case in workloads.load("code")]
+    prompts = [tokenizer(case.prompt, verbose=False)["input_ids"] for case in workloads.load_workload("code")]
     with mask_unproposed(draft):
         return [
             found
             for temperature in (0.0, 1.0)
-            for found in acceptance(
+            for found in held_out_acceptance(
                 target,
                 draft,
                 prompts,

@@ -32,7 +32,7 @@ Keys = tuple[Tensor, Tensor]
 """Keys and values: [R, kv heads, head_dim] of step 0, [A, kv heads, head_dim] of a later step."""
 
 
-class EagleHead(HeadModule):
+class EagleHeadModule(HeadModule):
     """The trained tensors of an EAGLE head.
 
     Raises:
@@ -48,7 +48,7 @@ class EagleHead(HeadModule):
 
 
 def unrolled(
-    head: EagleHead,
+    head: EagleHeadModule,
     rows: HeadRows,
     states: Tensor,
     embeddings: Tensor,
@@ -178,7 +178,7 @@ def feature_loss(fed_back: Tensor, states: Tensor, targets: Targets) -> Tensor:
 class EagleKind(HeadKind[EagleTraining]):
     """Trains EAGLE heads, and MTP layers, which are EAGLE-1 layers behind two norms."""
 
-    module = EagleHead
+    module = EagleHeadModule
     drafter = Eagle
 
     def __init__(self, options: EagleTraining) -> None:
@@ -200,7 +200,7 @@ class EagleKind(HeadKind[EagleTraining]):
             is_mtp=shape.is_mtp,
         )
 
-    def summed_loss(self, head: EagleHead, inputs: HeadInputs, piece: Batch) -> Tensor:
+    def summed_loss(self, head: EagleHeadModule, inputs: HeadInputs, piece: Batch) -> Tensor:
         """Sum the loss over the unrolled steps."""
         options = self.options
         target = inputs.target
@@ -221,7 +221,7 @@ class EagleKind(HeadKind[EagleTraining]):
             total = total + options.feature_weight * feature_loss(fed_back, last, targets)
         return total
 
-    def predict(self, head: EagleHead, inputs: HeadInputs) -> LogitParts:
+    def predict(self, head: EagleHeadModule, inputs: HeadInputs) -> LogitParts:
         """Predict by the unrolled steps, each on the text's token."""
         outputs, _ = unrolled(head, inputs.rows, inputs.states, inputs.embeddings, inputs.target.dtype)
         own = head.config.own_output_rows

@@ -143,7 +143,7 @@ def _document_nats(model: PreTrainedModel, ids: Tensor, window: int) -> float:
     return total
 
 
-def greedy_chains(matches: Tensor, length: int) -> Iterator[tuple[int, int]]:
+def accepted_chains(matches: Tensor, length: int) -> Iterator[tuple[int, int]]:
     """Step over one text as speculation would: yield where each chain starts, and how many of its tokens are accepted.
 
     Chains that would run over the end are not counted, since their tokens have no counterpart.
@@ -164,7 +164,7 @@ def greedy_chains(matches: Tensor, length: int) -> Iterator[tuple[int, int]]:
 def expected_chains(overlaps: Tensor) -> tuple[int, list[float]]:
     """Return the number of starts of chains, and the expected number of chains that survive each position.
 
-    overlaps: float [K, T] in [0, 1], as `matches` of `greedy_chains`.
+    overlaps: float [K, T] in [0, 1], as `matches` of `accepted_chains`.
     """
     count, length = overlaps.shape
     starts = max(0, length - count)
@@ -183,7 +183,7 @@ def acceptance_of(agreement: Sequence[Tensor], temperature: float, num_draft_tok
     for row in agreement:
         each = row.expand(num_draft_tokens, -1)
         if temperature == 0:
-            runs = [run for _, run in greedy_chains(each > 0.5, len(row))]
+            runs = [run for _, run in accepted_chains(each > 0.5, len(row))]
             steps += len(runs)
             accepted += torch.tensor([sum(run > k for run in runs) for k in range(num_draft_tokens)])
         else:
@@ -207,7 +207,7 @@ def acceptance_of(agreement: Sequence[Tensor], temperature: float, num_draft_tok
 
 
 @torch.inference_mode()
-def acceptance(
+def held_out_acceptance(
     target: PreTrainedModel,
     draft: PreTrainedModel,
     prompts: Sequence[Sequence[int]],

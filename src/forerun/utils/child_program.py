@@ -67,7 +67,7 @@ def _templates() -> Any:
     return chat_template_utils
 
 
-def render(blob: bytes, template: str, messages: list[Any], given: dict[str, Any]) -> Answer:
+def render_template(blob: bytes, template: str, messages: list[Any], given: dict[str, Any]) -> Answer:
     """Return the text that a chat template makes of messages in Transformers' sandbox."""
     normalized = getattr(_templates(), "_normalize_chat_messages", list)(messages)  # as `apply_chat_template` does
     (text,), _ = _templates().render_jinja_template([normalized], chat_template=template, **given)
@@ -93,7 +93,7 @@ def _tokenizer(key: str) -> Any:
     return Tokenizer.from_str(_contents[key].decode())
 
 
-def encode(blob: bytes, key: str, special: bool) -> Answer:
+def encode_blob(blob: bytes, key: str, special: bool) -> Answer:
     """Return the token ids of a text, as 32-bit integers."""
     return {}, array("I", _tokenizer(key).encode(blob.decode(), add_special_tokens=special).ids).tobytes()
 
@@ -171,9 +171,9 @@ def try_grammar(blob: bytes, key: str, num_tokens: int, end_id: int, kind: str) 
 # The process
 
 _TASKS: dict[str, tuple[Callable[..., Answer], Callable[..., Any], tuple[str, ...]]] = {
-    "render": (render, _templates, ()),
+    "render": (render_template, _templates, ()),
     "define": (define, dict, ()),
-    "encode": (encode, _tokenizer, ("key",)),
+    "encode": (encode_blob, _tokenizer, ("key",)),
     "try_grammar": (try_grammar, _guidance, ("key", "num_tokens", "end_id")),
 }
 """By name a task, what makes it ready, whose time is not the task's, and the arguments of that."""

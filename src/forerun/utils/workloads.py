@@ -79,12 +79,12 @@ class Case:
         return [dict(message) for message in self.messages] or self.prompt
 
 
-def names() -> list[str]:
+def bundled_workloads() -> list[str]:
     """Return the names of the bundled workloads."""
     return sorted(path.name.partition(".jsonl")[0] for path in WORKLOADS.glob("*.jsonl*"))
 
 
-def load(workload: str, limit: int | None = None) -> list[Case]:
+def load_workload(workload: str, limit: int | None = None) -> list[Case]:
     """Load the first `limit` cases of a bundled workload, or of a JSONL file with a prompt, chat or turns on each line.
 
     Raises:
@@ -94,8 +94,9 @@ def load(workload: str, limit: int | None = None) -> list[Case]:
     path = next((path for path in bundled if path.is_file()), Path(workload))
     if not path.is_file():
         raise ConfigError(
-            f"There is no workload and no file {workload!r}. Give one of {', '.join(names()) or 'none bundled'}, "
-            "or the path of a JSONL file with a prompt, messages or turns on every line."
+            f"There is no workload and no file {workload!r}. Give one of "
+            f"{', '.join(bundled_workloads()) or 'none bundled'}, or the path of a JSONL file with a prompt, messages "
+            "or turns on every line."
         )
     try:
         with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8-sig") as lines:
@@ -109,8 +110,8 @@ def load(workload: str, limit: int | None = None) -> list[Case]:
     return cases
 
 
-def save(cases: Sequence[Case], path: Path) -> None:
-    """Write cases so that `load` reads them; the folder is made if it is missing."""
+def save_workload(cases: Sequence[Case], path: Path) -> None:
+    """Write cases so that `load_workload` reads them; the folder is made if it is missing."""
     records = []
     for case in cases:
         forms = {form: held for form in _SAVED if (held := getattr(case, form))}

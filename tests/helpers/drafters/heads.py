@@ -81,7 +81,8 @@ def _bundled_head(kind: str) -> Path:
     """The folder of a head for the bundled target, fitted to some of the bundled code; Medusa heads need more of it."""
     target, tokenizer = _bundled(), load_tokenizer("bundled")
     texts = [
-        tokenizer(case.prompt)["input_ids"][:150] for case in workloads.load("code", 40 if kind == "medusa" else 16)[4:]
+        tokenizer(case.prompt)["input_ids"][:150]
+        for case in workloads.load_workload("code", 40 if kind == "medusa" else 16)[4:]
     ]
     folder = Path(mkdtemp()) / "head"
     register(rmtree, folder.parent, ignore_errors=True)

@@ -100,7 +100,7 @@ class Attending:
 
     def forward(self, batch: Sequence[Rows], dead: float = float("nan"), num_programs: int = 2) -> Tensor:
         """[rows, H, D]. dead: what the rows hold that pad the bucket."""
-        from forerun.kernels.triton.attention import attend
+        from forerun.kernels.triton.attention import attend_pages
         from forerun.kernels.triton.rotation import rotate_and_write
 
         layout = lay_out(batch, self.planner)
@@ -115,7 +115,7 @@ class Attending:
             query = torch.full((sums.shape[1], self.heads[0], self.width), dead, device=DEVICE).to(self.base.dtype)
             out = torch.empty_like(query)
             rotate_and_write(sums, None, None, 0.0, self.tables, on_device, query, self.base, start, self.heads[1])
-            attend(
+            attend_pages(
                 query, on_device, self.base, self.partial, out, start, self.form.scale, self.form.window, num_programs
             )
             results.append(out[: end - first])

@@ -17,7 +17,7 @@ GOOD = """
             tokens = [(token_ids[-1] + i) % 11 for i in range(max_tokens)]
             return {{"token_ids": tokens, "seconds": {seconds} / (2 if drafted else 1), "first_seconds": 0.1,
                     "steps": max_tokens // (2 if drafted else 1)}}
-    worker.serve(Engine)
+    worker.answer_requests(Engine)
 """
 _START = """#!{python} -S
 import json, os, pathlib, sys, time

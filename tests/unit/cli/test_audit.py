@@ -13,7 +13,7 @@ from forerun.lab.audit.certificate import Certificate, Check, Layer
 from forerun.lab.audit.settings import AuditOptions, quick
 from forerun.lab.audit.statistics import Deviation
 from forerun.lab.bench.report.headline import sections
-from forerun.lab.results.files import load
+from forerun.lab.results.files import load_results
 
 from .conftest import Invoke
 
@@ -55,7 +55,7 @@ def test_results_for_a_report(invoke: Invoke, monkeypatch: pytest.MonkeyPatch, t
     monkeypatch.setattr(command, "_of_model", lambda *_: certificate())
     place = tmp_path / "audit.json"
     assert invoke("audit", "bundled", "--results", str(place)).exit_code == 0
-    found = load(place)
+    found = load_results(place)
     assert found.kind == "audit" and found.details["verdict"] == "pass" and not found.details["findings"]
     assert {each.name for each in found.figures} == {"compared", "found", "p_value"} and len(found.tables) == 3
     told = sections([found])["audit"]

@@ -23,7 +23,7 @@ from forerun.lab.bench.measure import Interval
 from forerun.lab.bench.peers import run as plan
 from forerun.lab.bench.random_model import SHAPES, Shape
 from forerun.lab.bench.tables import Table
-from forerun.lab.results.files import load, save
+from forerun.lab.results.files import load_results, save_results
 from measured import SUFFIX, generated
 
 from .conftest import Invoke
@@ -116,7 +116,7 @@ def test_generate_on_a_file_of_prompts(invoke: Invoke, tmp_path: Path) -> None:
     assert result.exit_code == 0, result.stderr
     assert "2 prompts of 8 tokens, past any end of text" in result.stdout
     assert "mine.jsonl, greedy, x" in result.stdout and "mine.jsonl, greedy, y" in result.stdout
-    found = load(tmp_path / "r.json")
+    found = load_results(tmp_path / "r.json")
     assert [prompt.category for prompt in found.prompts] == ["x", "y"] and found.prompts[0].workload == "mine.jsonl"
     assert {row.method for row in found.rows} == {"forerun, plain", "forerun, prompt-lookup, auto"}
     assert all(row.num_tokens == 8 and row.same_text for row in found.rows)
@@ -141,7 +141,7 @@ def test_other_measurements_write_the_same_schema(
         files.append(str(tmp_path / f"{command[0]}.json"))
         result = invoke("bench", *command, "--json", files[-1])
         assert result.exit_code == 0, result.stderr
-        found = load(files[-1])
+        found = load_results(files[-1])
         assert found.kind == command[0] and found.tables and found.figures
         assert all(each.value is not None for each in found.figures)
     result = invoke("bench", "report", *files, "--markdown", "-", "--json", str(tmp_path / "all.json"))
@@ -150,8 +150,8 @@ def test_other_measurements_write_the_same_schema(
 
 
 def test_compare_fails_where_something_is_worse(invoke: Invoke, tmp_path: Path) -> None:
-    save(generated(), tmp_path / "old.json")
-    save(generated(slower={SUFFIX: 1.3}), tmp_path / "new.json")
+    save_results(generated(), tmp_path / "old.json")
+    save_results(generated(slower={SUFFIX: 1.3}), tmp_path / "new.json")
     old, new = str(tmp_path / "old.json"), str(tmp_path / "new.json")
     result = invoke("bench", "compare", old, new)
     assert result.exit_code == 1 and "Worse: " in result.stdout
@@ -160,7 +160,7 @@ def test_compare_fails_where_something_is_worse(invoke: Invoke, tmp_path: Path) 
     found = json.loads(invoke("bench", "compare", old, new, "--json", "--figures", "acceptance").stdout)
     assert found["worse"] is False and found["verdicts"] == {"same": 1}
     assert invoke("bench", "compare", old, new, "--figures", "beauty").exit_code == 2
-    save(generated(3, slower={SUFFIX: 1.3}), tmp_path / "few.json")
+    save_results(generated(3, slower={SUFFIX: 1.3}), tmp_path / "few.json")
     result = invoke("bench", "compare", str(tmp_path / "few.json"), new)
     assert result.exit_code == 0 and "Inconclusive: " in result.stdout
 
@@ -177,7 +177,7 @@ def test_a_journal_is_reported_as_results_are(invoke: Invoke, tmp_path: Path) ->
 
 def test_pictures_of_results(invoke: Invoke, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    save(generated(), tmp_path / "new.json")
+    save_results(generated(), tmp_path / "new.json")
     result = invoke("bench", "report", str(tmp_path / "new.json"), "--pictures", str(tmp_path / "p" / "q"))
     assert result.exit_code == 0 and not result.stdout, result.output
     (picture,) = (tmp_path / "p" / "q").iterdir()
@@ -189,7 +189,7 @@ def test_pictures_of_results(invoke: Invoke, tmp_path: Path) -> None:
 
 
 def test_the_main_figures_are_put_between_marks(invoke: Invoke, tmp_path: Path) -> None:
-    save(generated(), tmp_path / "new.json")
+    save_results(generated(), tmp_path / "new.json")
     page = tmp_path / "page.md"
     marks = "<!-- figures: speed, made by make report -->\nold\n<!-- end of figures -->"
     page.write_text(f"# Mine\n\n{marks}\n\nBelow.\n")

@@ -11,7 +11,7 @@ import pytest
 
 from forerun.cli.bench.serve import BenchServeOptions, OwnServer
 from forerun.lab.bench.serve.load import Load
-from forerun.lab.results.files import load
+from forerun.lab.results.files import load_results
 from serving import Served, fake_llm, serving
 
 from .conftest import Invoke
@@ -42,7 +42,7 @@ def test_a_server_is_measured(served: Served, prompts: str, invoke: Invoke, tmp_
     done = invoke("bench", "serve", *arguments, *PLENTY, "--json", str(file))
     assert done.exit_code == 0, done.output
     assert "over plain" in done.stdout and "3 at once, it, plain" in done.stdout
-    results = load(file)
+    results = load_results(file)
     assert results.kind == "serve" and results.settings["loads"] == ["1 at once", "3 at once"]
     assert len(results.prompts) == 4 and all(prompt.num_tokens for prompt in results.prompts)
     assert len(results.rows) == 2 * 2 * (8 + 8) and all(row.same_text is not False for row in results.rows)
@@ -98,7 +98,7 @@ def test_a_server_is_started_and_compared_with_the_engine_inside(prompts: str, i
     arguments = ("bundled", "--plain", "--in-process", "--concurrency", "1,2", "--prompts", "code")
     done = invoke("bench", "serve", *arguments, *PLENTY, "--json", str(file))
     assert done.exit_code == 0, done.output
-    rows = load(file).rows
+    rows = load_results(file).rows
     assert {row.method for row in rows if "1 at once" in row.method} == {
         f"{place}{mode}, 1 at once" for place in ("forerun", "driver thread") for mode in ("", ", plain")
     }

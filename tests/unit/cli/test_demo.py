@@ -190,7 +190,7 @@ def test_chats_are_asked_as_chats_and_end_where_the_model_ends_them(
 
 def test_nobody_chooses_which_questions_are_shown() -> None:
     """One of each category before the second of any, and the same on every machine."""
-    cases = workloads.load("questions")
+    cases = workloads.load_workload("questions")
     first = demo.by_hash(cases)
     categories = [case.category for case in first]
     assert len(set(categories[:8])) == 8 and all(categories.count(each) >= 5 for each in categories)
@@ -213,7 +213,7 @@ def test_fetch_brings_a_model_or_says_in_one_line_why_not(
         asked.append(name)
         raise FetchError("There is no network. Get one.")
 
-    monkeypatch.setattr(store, "fetch", unreachable)
+    monkeypatch.setattr(store, "fetch_model", unreachable)
     result = invoke("demo", "--all", "--fetch", "--prompts", workload)
     assert result.exit_code == 0 and asked == ["smollm2"]
     assert "The bundled models are shown instead: There is no network. Get one.\n" in result.stdout

@@ -25,7 +25,7 @@ def engines(monkeypatch: pytest.MonkeyPatch) -> dict[str, FakeLLM]:
     fakes = {PLAIN: FakeLLM(), FORERUN: FakeLLM(drafts=True)}
     monkeypatch.setattr(demo, "open_methods", lambda *_: fakes)
     monkeypatch.setattr(demo, "open_reference", lambda *_: None)
-    monkeypatch.setattr(minute, "calibrate", lambda *_: {1: 1.0, 3: 1.25, 5: 1.5})
+    monkeypatch.setattr(minute, "calibrate_engines", lambda *_: {1: 1.0, 3: 1.25, 5: 1.5})
     return fakes
 
 

@@ -79,7 +79,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
         seen[-1].update(service)
 
     monkeypatch.setattr(command, "open_llm", open_llm)
-    monkeypatch.setattr(server_run, "serve", serve)
+    monkeypatch.setattr(server_run, "run_server", serve)
     monkeypatch.setattr("forerun.server.service.Service", lambda llm, name, options: {"name": name, "options": options})
     monkeypatch.setattr("forerun.server.logs.log_as_json", lambda: None)
     return seen

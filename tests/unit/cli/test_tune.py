@@ -21,7 +21,7 @@ from .conftest import Invoke
 def prompts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Prompts of token ids, since the model has no tokenizer."""
     model: Any = FakeModel(order=1)
-    monkeypatch.setattr(command, "open_plain", lambda *_: LLM(model, None))
+    monkeypatch.setattr(command, "open_plain_target", lambda *_: LLM(model, None))
     file = tmp_path / "prompts.jsonl"
     file.write_text("".join(json.dumps({"prompt": f"5 3 8 5 3 8 {n}"}) + "\n" for n in range(6)))
     return file

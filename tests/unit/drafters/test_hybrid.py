@@ -12,7 +12,7 @@ from forerun import LLM, SamplingParams
 from forerun.config import EngineConfig
 from forerun.drafters import Binding, Hybrid, Traits, build_drafter, make_drafter
 from forerun.drafters.early_exit import EarlyExit
-from forerun.drafters.hybrid.members import agreement, kept, merge
+from forerun.drafters.hybrid.members import agreement, merge, remaining_draft
 from forerun.engine.engine import Engine
 from forerun.errors import ConfigError, DrafterError
 from forerun.speculation import CostModel
@@ -107,7 +107,7 @@ def test_merging_by_prefix() -> None:
     assert merged.draft.parents == [-1, 0, 0, -1]
     assert merged.draft.sources == ("a", "a", "b", "b")
     assert merged.kept_nodes == [[(0, 0), (1, 1)], [(0, 0), (1, 2), (2, 3)]]
-    assert kept(left, [0, 1]).ids == [1, 2] and kept(left, [0, 1, 2]) is left
+    assert remaining_draft(left, [0, 1]).ids == [1, 2] and remaining_draft(left, [0, 1, 2]) is left
 
 
 def test_a_node_whose_parent_did_not_stay_goes_too() -> None:

@@ -115,7 +115,7 @@ def test_tokens_are_those_of_plain_decoding(rig: Rig, kind: str, options: dict[s
 
 def test_most_of_the_first_drafted_tokens_are_accepted(rig: Rig) -> None:
     tokenizer = load_tokenizer(str(TINY))
-    prompts = [tokenizer(case.prompt)["input_ids"][:100] for case in workloads.load("code", 3)]
+    prompts = [tokenizer(case.prompt)["input_ids"][:100] for case in workloads.load_workload("code", 3)]
     for params, least in ((replace(GREEDY, max_tokens=100), 0.7), (replace(SEEDED, max_tokens=100), 0.4)):
         plain: Any = LLM(rig.target, None).generate(prompts, params)
         results: Any = LLM(rig.target, "mtp", num_draft_tokens=2).generate(prompts, params)

@@ -24,7 +24,7 @@ from forerun.models import Model, Rows, identity, load_model
 from forerun.models.decoders import llama_refusal
 from forerun.models.families.table import spec_of
 from forerun.models.fused.native import NativeDecoder
-from forerun.models.linear import FloatMaker, Linear, Part
+from forerun.models.linear import FloatMaker, Linear, LinearPart
 from kernel_cases import THREADS, threads
 
 TOKENS = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8] * 12
@@ -163,8 +163,8 @@ def test_a_longer_rotation_of_another_thread_leaves_the_one_in_use(tmp_path: Pat
 class Turning(FloatMaker):
     """Makes layers of weights turned over, as a damaged folder has them."""
 
-    def linear(self, parts: Sequence[Part], bias: Tensor | None = None, *, is_head: bool = False) -> Linear:
-        turned = [Part(part.name, part.weight.detach().T) for part in parts]
+    def linear(self, parts: Sequence[LinearPart], bias: Tensor | None = None, *, is_head: bool = False) -> Linear:
+        turned = [LinearPart(part.name, part.weight.detach().T) for part in parts]
         return super().linear(turned, bias, is_head=is_head)
 
 

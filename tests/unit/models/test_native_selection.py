@@ -9,7 +9,7 @@ import pytest
 from families import make_family
 from forerun.errors import NativeUnavailableError
 from forerun.kernels import cpu as module
-from forerun.kernels.cpu import in_use
+from forerun.kernels.cpu import kernels_in_use
 from forerun.models import load_model
 
 
@@ -23,13 +23,13 @@ def test_one_line_for_the_models_that_lose_by_it_alone(
     load_model(folder, "float64")
     assert "native kernels" not in caplog.text
     for dtype in ("float32", "bfloat16"):
-        assert load_model(folder, dtype).kernels == in_use() == "reference"
+        assert load_model(folder, dtype).kernels == kernels_in_use() == "reference"
     assert caplog.text.count("There are no native kernels. Why.") == 1
 
 
 def test_what_is_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("FORERUN_KERNELS", raising=False)
     monkeypatch.setattr(module, "_loaded", None)
-    assert in_use() is None
+    assert kernels_in_use() is None
     monkeypatch.setenv("FORERUN_KERNELS", "reference")
-    assert in_use() == "reference"
+    assert kernels_in_use() == "reference"

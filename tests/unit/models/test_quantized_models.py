@@ -25,7 +25,7 @@ from forerun.models.fused.decoder import FusedDecoder
 from forerun.models.general import GeneralDecoder
 from forerun.models.loading.find_source import find_source
 from forerun.models.loading.load import WeightReader
-from forerun.models.loading.transformers_modules import to_device
+from forerun.models.loading.transformers_modules import move_to_device
 from forerun.models.weight_plan import WeightPlan
 from gguf_files import write_gguf
 
@@ -139,7 +139,7 @@ def test_no_device_holds_float_matrices_either(tmp_path: Path) -> None:
     spec = spec_of(config)
     plan = WeightPlan.of(source, spec, "bfloat16", torch.device("cpu"), "int8", is_fused=True)
     model, _ = WeightReader(source, config, spec, plan, attention=None).read()
-    moved = to_device(model, torch.device("meta"))
+    moved = move_to_device(model, torch.device("meta"))
     assert moved.device.type == "meta" and moved.lm_head.weight is moved.model.embed_tokens.weight
     assert sum(weight.untyped_storage().nbytes() for weight in moved.parameters()) <= 5 * 64 * 2 + 100 * 2
 

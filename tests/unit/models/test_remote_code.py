@@ -69,7 +69,7 @@ def draft(spec: str) -> Callable[[Path], None]:
 
 
 def train(folder: Path) -> None:
-    train_folder.load(folder)
+    train_folder.load_model_and_tokenizer(folder)
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from forerun.errors import ModelLoadError, RequestError
 from forerun.models import load_tokenizer
 from forerun.models.loading import tokenizer_trial
 from forerun.models.loading.gguf.tokenizer import read_tokenizer
-from forerun.models.loading.tokenizer_trial_process import fault
+from forerun.models.loading.tokenizer_trial_process import oversized_part
 from forerun.utils.home import TOKENIZERS_FOLDER
 from gguf_metadata import byte_level
 
@@ -127,5 +127,5 @@ def test_tokenizers_of_gguf_files_are_guarded(monkeypatch: pytest.MonkeyPatch) -
     ],
 )
 def test_parts_whose_growth_cannot_be_tried_are_bounded(stage: Any, said: str | None) -> None:
-    found = fault({"normalizer": stage})
+    found = oversized_part({"normalizer": stage})
     assert found is None if said is None else said in str(found)

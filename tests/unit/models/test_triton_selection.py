@@ -13,7 +13,7 @@ import torch
 from families import make_family
 from forerun.config import KERNELS_VARIABLE
 from forerun.errors import ConfigError, UnsupportedModelError
-from forerun.kernels.cpu import in_use, is_triton_selected, native, references
+from forerun.kernels.cpu import is_triton_selected, kernels_in_use, native, references
 from forerun.models import load_model
 from forerun.models.decoders import make_decoder
 from forerun.models.fused import triton_backend
@@ -35,7 +35,7 @@ def triton_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_nothing_else_is_taken_and_nothing_takes_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert is_triton_selected() and native() is None and in_use() == "triton"
+    assert is_triton_selected() and native() is None and kernels_in_use() == "triton"
     assert library_for(CPU, torch.bfloat16) is None
     with references():
         assert not is_triton_selected()

@@ -52,10 +52,10 @@ def support(probabilities: Tensor) -> set[int]:
 
 def test_every_filter_is_off_by_default_and_tried_here() -> None:
     assert {each.field for each in FILTERS} == ON.keys()
-    assert not filters.in_use(SamplingParams(temperature=0.5, repetition_penalty=1.2, logit_bias={1: 1.0}))
+    assert not filters.filters_in_use(SamplingParams(temperature=0.5, repetition_penalty=1.2, logit_bias={1: 1.0}))
     for each in FILTERS:
         assert getattr(SamplingParams(), each.field) == each.neutral
-        assert filters.in_use(SamplingParams(**{each.field: ON[each.field]}))
+        assert filters.filters_in_use(SamplingParams(**{each.field: ON[each.field]}))
 
 
 @pytest.mark.parametrize("field", ON)

@@ -217,7 +217,7 @@ service.close = threading.Event().wait
 threading.Thread(target=time.sleep, args=(1000,)).start()
 listening = run.bound_socket(options)
 print("listening", flush=True)
-run.serve(service, listening)
+run.run_server(service, listening)
 """
 
 

@@ -15,7 +15,7 @@ import pytest
 from forerun.config import COST_CACHE_VARIABLE
 from forerun.errors import ConfigError
 from forerun.speculation import CostModel, StoredCosts, cost_store
-from forerun.speculation.cost_model import LearnedCurve, bucket, rounded
+from forerun.speculation.cost_model import LearnedCurve, bucket, rounded_rows
 from forerun.utils import entry_file
 from forerun.utils.files import locked
 from forerun.utils.home import HOME_VARIABLE
@@ -74,8 +74,8 @@ def test_nothing_at_no_cost_is_no_division() -> None:
 
 def test_buckets_and_rounding() -> None:
     assert [bucket(n) for n in (1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 17, 32)] == [1, 2, 3, 4, 5, 6, 7, 8, 10, 16, 20, 32]
-    assert [rounded(n) for n in (1, 7, 17, 63, 65, 130, 10**6)] == [1, 7, 17, 63, 66, 132, 1024]
-    assert all(rounded(rounded(n)) == rounded(n) for n in range(1, 1024))
+    assert [rounded_rows(n) for n in (1, 7, 17, 63, 65, 130, 10**6)] == [1, 7, 17, 63, 66, 132, 1024]
+    assert all(rounded_rows(rounded_rows(n)) == rounded_rows(n) for n in range(1, 1024))
 
 
 def test_batches_have_curves_of_their_own_and_borrow_the_nearest() -> None:

@@ -131,7 +131,7 @@ def test_rows_are_made_anew_only_where_what_they_depend_on_has_changed(tmp_path:
 
 
 def test_what_is_measured_on_is_left_out_and_answers_of_another_target_are_told(tmp_path: Path, chatty: Any) -> None:
-    question = workloads.load("questions")[0].messages[0]["content"]
+    question = workloads.load_workload("questions")[0].messages[0]["content"]
     source = written(
         tmp_path / "answers.jsonl",
         {"prompt": "Tell me: " + question.upper(), "answer": "Yes."},

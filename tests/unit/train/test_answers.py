@@ -19,7 +19,7 @@ from forerun.errors import ConfigError
 from forerun.train.data import answer_stages, answers, passages
 from forerun.train.data.answer_rows import pack_answers
 from forerun.train.data.answers import make_answers
-from forerun.train.data.mixture import KINDS, fault, mix
+from forerun.train.data.mixture import KINDS, mix, prompt_fault
 from forerun.train.data.passages import Passage, read_passages
 from forerun.train.defaults import AnswerMaking
 from forerun.utils import workloads
@@ -138,7 +138,9 @@ def test_raw_targets_go_on_with_text_and_are_asked_no_chats(tmp_path: Path, prom
 
 def test_prompts_for_evaluation_are_left_out(tmp_path: Path) -> None:
     path = tmp_path / "prompts.jsonl"
-    question = next(case for case in workloads.load("questions") if len(case.messages[0]["content"].split()) > 15)
+    question = next(
+        case for case in workloads.load_workload("questions") if len(case.messages[0]["content"].split()) > 15
+    )
     path.write_text(json.dumps({"prompt": question.messages[0]["content"]}) + '\n{"prompt": "Say it."}\n')
     made = make(tmp_path / "out.jsonl", [path], template=True)
     assert [each["prompt"] for each in made] == ["Say it."]
@@ -207,9 +209,9 @@ def test_the_target_writes_prompts_of_which_usable_ones_are_answered(
     ],
 )
 def test_faults_of_prompts(text: str, why: str | None) -> None:
-    assert fault(text) == why
+    assert prompt_fault(text) == why
     if why == "language":
-        assert fault(text, "any") is None
+        assert prompt_fault(text, "any") is None
 
 
 def test_mixtures_are_made_of_passages_and_are_the_same_each_time(tmp_path: Path) -> None:

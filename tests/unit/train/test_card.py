@@ -82,7 +82,7 @@ def test_a_pair_is_trained_from_files_to_folders_with_cards(target: Path, source
     samples = ("--sample-tokens", "1024", "--distil-tokens", "16384")
     made("draft", draft, "--target", str(target), "--data", str(source_folder), *SMALL, *samples)
     for path, parts in ((target, {"text"}), (draft, {"distillation"})):
-        model, tokenizer = folder.load(path)
+        model, tokenizer = folder.load_model_and_tokenizer(path)
         record = json.loads((path / "training.json").read_text())
         text = (path / "README.md").read_text()
         assert set(record["stages"]) == parts
@@ -113,18 +113,18 @@ def test_a_draft_with_its_own_vocabulary_learns_from_samples(
     monkeypatch.setattr(toys.lm, "train", spy)
     own = ("--vocab-size", "280", "--sample-tokens", "256", "--target", str(target), "--data", str(source_folder))
     made("other-vocab", tmp_path / "other", *SMALL, *own)
-    _, tokenizer = folder.load(tmp_path / "other")
+    _, tokenizer = folder.load_model_and_tokenizer(tmp_path / "other")
     assert len(tokenizer) == 280 and any(name.startswith("samples/") for name in seen)
     assert folder.read_record(tmp_path / "other")["kind"] == "draft with a vocabulary of its own"
 
 
 def test_folders_that_hold_no_model_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelLoadError, match=r"does not exist"):
-        folder.load(tmp_path / "absent")
+        folder.load_model_and_tokenizer(tmp_path / "absent")
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     (tmp_path / "pytorch_model.bin").write_bytes(b"pickle")
     with pytest.raises(ModelLoadError, match="only pickled weights"):
-        folder.load(tmp_path)
+        folder.load_model_and_tokenizer(tmp_path)
 
 
 def test_files_for_both_sides_are_needed(tmp_path: Path) -> None:

@@ -67,7 +67,7 @@ def tokenizer(files: list[SourceFile]) -> PreTrainedTokenizerBase:
 
 @pytest.fixture
 def target(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> Path:
-    folder.save(drawn(), tokenizer, tmp_path / "target")
+    folder.save_model(drawn(), tokenizer, tmp_path / "target")
     return tmp_path / "target"
 
 
@@ -181,7 +181,7 @@ def test_a_pruned_draft_is_killed_resumed_saved_and_served(
         commands.train_draft(draft, tmp_path / "b", target, source_folder, always, COMMAND)
     monkeypatch.setattr(Loop, "_step", original)
     other = tmp_path / "other"
-    folder.save(drawn(5), folder.load(target)[1], other)
+    folder.save_model(drawn(5), folder.load_model_and_tokenizer(target)[1], other)
     with pytest.raises(ConfigError, match="belongs to a run of another target"):
         commands.train_draft(draft, tmp_path / "b", other, source_folder, OPTIONS, COMMAND, resume=True)
     changed = replace(OPTIONS, loss="forward-kl")
@@ -195,7 +195,7 @@ def test_a_pruned_draft_is_killed_resumed_saved_and_served(
     assert folder.read_record(draft)["options"]["dtype"] == "float32"
     assert (draft / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
 
-    stored, _ = folder.load(draft, torch.float32)
+    stored, _ = folder.load_model_and_tokenizer(draft, torch.float32)
     proposed = output_tokens_of(stored)
     assert proposed is not None and len(proposed) == 48 and 0 in proposed  # the end of text is
     assert (stored.config.num_hidden_layers, stored.config.intermediate_size) == (2, 24)
@@ -229,14 +229,14 @@ def test_packed_rows_are_learnt_from(
     assert all(row["tokens"] > 20 for row in record["acceptance"])
     assert record["held_out"]["tokens"] > 20 and "18 documents" in (tmp_path / "draft" / "README.md").read_text()
     # a trained draft is a start again, and what it proposes stays
-    start, _ = folder.load(tmp_path / "draft", torch.float32)
+    start, _ = folder.load_model_and_tokenizer(tmp_path / "draft", torch.float32)
     restrict(start, torch.tensor([0, 7, 9]))
-    folder.save(start, tokenizer, tmp_path / "draft")
+    folder.save_model(start, tokenizer, tmp_path / "draft")
     again = replace(options, pruning=Pruning())
     commands.train_draft(
         tmp_path / "next", tmp_path / "b", target, rows.folder, again, COMMAND, start=tmp_path / "draft"
     )
-    tokens = output_tokens_of(folder.load(tmp_path / "next")[0])
+    tokens = output_tokens_of(folder.load_model_and_tokenizer(tmp_path / "next")[0])
     assert tokens is not None and tokens.tolist() == [0, 7, 9]
 
 

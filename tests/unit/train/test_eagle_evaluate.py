@@ -16,7 +16,7 @@ from forerun.models import Model, Rows, load_model
 from forerun.speculation.predictor import CostsByK
 from forerun.train.card import NOT_JUDGED
 from forerun.train.data.packed import NO_DOCUMENT, PackedDocument, PackedShard, pack
-from forerun.train.eagle import EagleHead, EagleKind
+from forerun.train.eagle import EagleHeadModule, EagleKind
 from forerun.train.evaluate import acceptance_of
 from forerun.train.heads import evaluate as heads_evaluate
 from forerun.train.heads.card import HeadReport
@@ -93,7 +93,7 @@ def test_chains_along_an_answer_are_those_that_are_drafted(
     other = torch.randint(0, target.vocab_size, (PROMPT + TOKENS,)).tolist()  # no greedy answer
     documents = [PackedDocument(text, wanted) for text in [*texts, other]]
     rows = pack(documents, tmp_path / "packed", window=90, vocab_size=target.vocab_size, made_from={})
-    module = EagleHead(head.config).double()
+    module = EagleHeadModule(head.config).double()
     module.load_state_dict({name: tensor.double() for name, tensor in head.tensors.items()})
     of = TrainingTarget(target, Served(target, head.config.layers), target.output_rows(common).double(), common)  # type: ignore[arg-type]
     score = HeldOut(of, PackedShard(rows.folder), 9, common, K, EagleKind(EagleTraining()).predict).score(module)

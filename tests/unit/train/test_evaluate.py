@@ -9,9 +9,9 @@ import torch.nn.functional as F
 
 from forerun.train.corpus import SourceFile
 from forerun.train.evaluate import (
-    acceptance,
+    accepted_chains,
     expected_chains,
-    greedy_chains,
+    held_out_acceptance,
     lengths_to_end,
     text_score,
     top_probs_of,
@@ -45,7 +45,7 @@ def test_windows_score_every_token_once_as_one_long_forward_would(tokenizer) -> 
 def test_greedy_chains_walk_as_speculation_does() -> None:
     # K = 2: [yes yes] bonus | [no] recovered | [yes no] recovered | one chain more would run over the end
     matches = torch.tensor([1, 1, 1, 0, 1, 0, 1, 1], dtype=torch.bool)
-    assert list(greedy_chains(matches.expand(2, -1), 8)) == [(0, 2), (3, 0), (4, 1)]
+    assert list(accepted_chains(matches.expand(2, -1), 8)) == [(0, 2), (3, 0), (4, 1)]
 
 
 def test_expected_chains_multiply_overlaps() -> None:
@@ -57,11 +57,11 @@ def test_expected_chains_multiply_overlaps() -> None:
 def test_a_model_accepts_everything_of_itself(temperature: float) -> None:
     model = build_model(TINY, 0, 0).float().eval()
     prompts = [list(range(5, 45)), list(range(3, 50)), [7, 8, 9]]
-    (same,) = acceptance(model, model, prompts, temperature=temperature, new_tokens=24)
+    (same,) = held_out_acceptance(model, model, prompts, temperature=temperature, new_tokens=24)
     assert same.rate == pytest.approx(1.0, abs=1e-4) and same.mean_acceptance_length == pytest.approx(5, abs=1e-3)
     other = copy.deepcopy(model)
     other.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.roll(1, dims=0))
-    assert acceptance(model, other, prompts, temperature=temperature, new_tokens=24)[0].rate < 0.9
+    assert held_out_acceptance(model, other, prompts, temperature=temperature, new_tokens=24)[0].rate < 0.9
 
 
 def test_text_counts_up_to_its_end() -> None:

@@ -29,7 +29,7 @@ from forerun.errors import ConfigError
 from forerun.train.block import BlockKind
 from forerun.train.checkpoint import CHECKPOINT, LoopState, save_checkpoint
 from forerun.train.eagle import EagleKind
-from forerun.train.heads.commands import PreparedRun, evaluate_head, measure, prepare_head, train_head
+from forerun.train.heads.commands import PreparedRun, evaluate_head, measure_head, prepare_head, train_head
 from forerun.train.heads.evaluate import HeldOut
 from forerun.train.heads.options import (
     BlockShape,
@@ -39,7 +39,7 @@ from forerun.train.heads.options import (
     MedusaShape,
     MedusaTraining,
 )
-from forerun.train.heads.run import train
+from forerun.train.heads.run import run_training
 from forerun.train.heads.start import HeadKind
 from forerun.train.loop import Loop
 from forerun.train.medusa import MedusaKind
@@ -179,7 +179,7 @@ def run(start: PreparedRun, folder: Path, **changed: Any) -> tuple[dict[str, Ten
     def score(head: Any) -> float:
         return during.score(head).expected_length
 
-    state = train(head, start.target, start.rows, folder, type(start.kind)(options), QUIET, score)
+    state = run_training(head, start.target, start.rows, folder, type(start.kind)(options), QUIET, score)
     return head.state_dict(), state
 
 
@@ -250,10 +250,10 @@ def test_a_run_that_is_out_of_time_ends_with_its_schedule_and_an_evaluation(star
         return 1.0
 
     kind = EagleKind(replace(TRAINED["eagle"].options, evaluate_every=3))
-    state = train(head, start.target, start.rows, tmp_path, kind, console, score, time.monotonic())
+    state = run_training(head, start.target, start.rows, tmp_path, kind, console, score, time.monotonic())
     assert state.step == 1 and state.scores == [(1, 1.0)] and (tmp_path / CHECKPOINT).exists()
     assert "ended by --minutes after step 1 of 4; --resume goes on" in console.file.getvalue()  # type: ignore[attr-defined]
-    assert train(head, start.target, start.rows, tmp_path, kind, QUIET, score).step == 4
+    assert run_training(head, start.target, start.rows, tmp_path, kind, QUIET, score).step == 4
 
 
 def test_a_run_ends_by_its_evaluations_with_the_best_weights(start: PreparedRun, tmp_path: Path) -> None:
@@ -266,7 +266,7 @@ def test_a_run_ends_by_its_evaluations_with_the_best_weights(start: PreparedRun,
 
     head = fresh(start)
     kind = EagleKind(replace(TRAINED["eagle"].options, evaluate_every=1, patience=1))
-    state = train(head, start.target, start.rows, tmp_path, kind, QUIET, falling)
+    state = run_training(head, start.target, start.rows, tmp_path, kind, QUIET, falling)
     assert [score for _, score in state.scores] == [1.2, 1.5, 1.4] and state.best_step == 2
     assert all(torch.equal(tensor, kept[1][name]) for name, tensor in head.state_dict().items())
 
@@ -310,7 +310,7 @@ def test_the_command_writes_a_head_that_drafts_and_is_evaluated_with_its_card(
     assert all(text in card for text in (*own.said, "Predicted speed-up"))
     assert record["training"]["steps"] == 1 and record["held_out"]["documents"] > 0
     assert record["options"]["dtype"] == "bfloat16"
-    state = train(copy.deepcopy(start.head), start.target, start.rows, tmp_path, own.kind(options), QUIET, None)
+    state = run_training(copy.deepcopy(start.head), start.target, start.rows, tmp_path, own.kind(options), QUIET, None)
     assert state.losses[0] == pytest.approx(record["training"]["final_loss"], rel=0.01)
     assert_drafts(start, out)
     report = evaluate_head(BUNDLED_TARGET, out, start.rows.folder, num_draft_tokens=2, new_tokens=8)
@@ -391,10 +391,10 @@ def test_other_shapes_weights_and_losses_train(starts: Starts, tmp_path: Path, n
     own, start = TRAINED[name], starts[name]
     options = own.changed(shape, evaluate_every=0, held_out_rows=2, **more)
     made = prepare_head(BUNDLED_TARGET, start.rows.folder, tmp_path, own.kind(options), QUIET)
-    state = train(made.head, made.target, made.rows, tmp_path, made.kind, QUIET, None)
+    state = run_training(made.head, made.target, made.rows, tmp_path, made.kind, QUIET, None)
     assert state.losses[-1] < state.losses[0]
     held_out = HeldOut(made.target, made.rows.held_out(), 2, made.vocabulary, 2, made.kind.predict)
-    assert len(measure(made, held_out, 2).speedups) == 2
+    assert len(measure_head(made, held_out, 2).speedups) == 2
     out = trained_folder(start, tmp_path / "head", replace(options, max_steps=1))
     assert_drafts(start, out)
     report = evaluate_head(BUNDLED_TARGET, out, start.rows.folder, num_draft_tokens=2, new_tokens=8, threads=1)

@@ -7,7 +7,7 @@ import pytest
 
 from forerun.errors import ConfigError
 from forerun.train.corpus import SourceFile, is_held_out, read_held_out
-from forerun.utils.workloads import load, save
+from forerun.utils.workloads import load_workload, save_workload
 from tools.lm import train_tokenizer
 from tools.prompts import code_prompts, write_held_out
 
@@ -35,14 +35,14 @@ def test_prompts_end_at_a_line_and_go_on_in_the_reference(tmp_path: Path) -> Non
         assert prompt.prompt.endswith("\n") and prompt.prompt + prompt.reference in text
         assert 60 <= len(tokenizer(prompt.prompt)["input_ids"]) <= 400
     assert code_prompts(files[::-1], tokenizer) == prompts
-    save(prompts, tmp_path / "prompts.jsonl")
-    assert load(str(tmp_path / "prompts.jsonl")) == prompts
+    save_workload(prompts, tmp_path / "prompts.jsonl")
+    assert load_workload(str(tmp_path / "prompts.jsonl")) == prompts
 
 
 def test_what_ships_was_held_out() -> None:
     files = read_held_out()
     assert files and all(is_held_out(file.name) for file in files)
-    prompts = load("code")
+    prompts = load_workload("code")
     assert len(prompts) >= 64 and {prompt.name for prompt in prompts} <= {file.name for file in files}
     texts = {file.name: file.text for file in files}
     assert all(prompt.prompt + prompt.reference in texts[prompt.name] for prompt in prompts)
@@ -57,4 +57,4 @@ def test_broken_files_are_refused(tmp_path: Path) -> None:
             read_held_out(tmp_path / name.partition(":")[0])
     for name in ("broken:1", "absent"):
         with pytest.raises(ConfigError, match=name):
-            load(str(tmp_path / name.partition(":")[0]))
+            load_workload(str(tmp_path / name.partition(":")[0]))

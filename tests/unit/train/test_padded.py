@@ -28,14 +28,14 @@ def logits(model: LlamaForCausalLM) -> torch.Tensor:
 
 def test_the_folder_says_that_it_is_padded(tmp_path: Path) -> None:
     source, out = tmp_path / "small", tmp_path / "out"
-    folder.save(tiny(torch.float32), train_tokenizer(["def f():\n    return 1\n"], 320), source)
+    folder.save_model(tiny(torch.float32), train_tokenizer(["def f():\n    return 1\n"], 320), source)
     arguments = ["padded", str(out), "300K", "--source", str(source)]
     done = CliRunner().invoke(toys.app, arguments)
     assert done.exit_code == 0 and "Cost-padded model: " in done.output
     again = CliRunner().invoke(toys.app, arguments)
     assert again.exit_code == 2 and "exists." in again.output and "--force" in again.output
-    original, _ = folder.load(source)
-    padded, _ = folder.load(out)
+    original, _ = folder.load_model_and_tokenizer(source)
+    padded, _ = folder.load_model_and_tokenizer(out)
     assert abs(padded.num_parameters() - 300_000) < 60_000
     assert json.loads((out / "config.json").read_text())["forerun_cost_padded"] is True
     assert "cost-padded" in (out / "README.md").read_text()

@@ -17,7 +17,7 @@ from rich.console import Console
 
 from forerun.config import SHIPPED_HEADS
 from forerun.errors import ConfigError
-from forerun.train.card import load_tokenizer, read_record, save as save_folder
+from forerun.train.card import load_saved_tokenizer, read_record, save_model
 from forerun.train.checkpoint import CHECKPOINT, LoopState, load_checkpoint, pin, run_in, save_checkpoint
 from forerun.train.corpus import SourceFile
 from forerun.train.data.packed import PackedDocument, pack
@@ -115,7 +115,7 @@ def test_a_damaged_record_or_tokenizer_is_named(files: list[SourceFile], tmp_pat
     text = (tmp_path / "tokenizer.json").read_text()
     (tmp_path / "tokenizer.json").write_text(text[: len(text) // 2])
     with pytest.raises(Exception, match="no tokenizer can be made of it"):
-        load_tokenizer(tmp_path)
+        load_saved_tokenizer(tmp_path)
 
 
 def test_a_run_is_not_resumed_with_another_tokenizer(files: list[SourceFile], tmp_path: Path) -> None:
@@ -189,9 +189,9 @@ def test_a_model_is_written_whole_or_not_at_all(
     with monkeypatch.context() as patch:
         patch.setattr(type(tokenizer), "save_pretrained", lambda *_: full(None))
         with pytest.raises(ConfigError, match="out cannot be written: No space left on device"):
-            save_folder(model, tokenizer, out)
+            save_model(model, tokenizer, out)
     assert (out / "config.json").read_text() == "former" and list(tmp_path.glob(".out*")) == []
-    save_folder(model, tokenizer, out)
+    save_model(model, tokenizer, out)
     assert (out / "notes.txt").exists() and (out / "model.safetensors").exists() and list(tmp_path.glob(".out*")) == []
 
 

@@ -80,14 +80,14 @@ def test_a_draft_takes_its_targets_vocabulary(tmp_path: Path) -> None:
     target = lm.build_model(sizes, 0, 0)
     with torch.no_grad():
         target.model.embed_tokens.weight.mul_(50)
-    folder.save(target, large_tokenizer(), tmp_path / "target")
+    folder.save_model(target, large_tokenizer(), tmp_path / "target")
     made_from = {"tokenizer": fingerprint(large_tokenizer())}
     documents = [PackedDocument([69_000, 2, 0, LARGE - 1] * 4, [True] * 16) for _ in range(6)]
     rows = pack(documents, tmp_path / "rows", window=16, vocab_size=LARGE, made_from=made_from)
     options = DraftTraining(text_batch=4, top=4, tokens=128, tokens_per_step=64, threads=1, pruning=Pruning(layers="1"))
     out, work = tmp_path / "draft", tmp_path / "work"
     commands.train_draft(out, work, tmp_path / "target", rows.folder, options, "the command")
-    draft, tokenizer = folder.load(out)
+    draft, tokenizer = folder.load_model_and_tokenizer(out)
     assert draft.config.vocab_size == LARGE == len(tokenizer)
     assert [read_shard(work / "samples", number).tokens.dtype for number in range(2)] == [np.uint32] * 2
 
@@ -96,7 +96,7 @@ def test_a_draft_of_another_target_is_no_start(tmp_path: Path) -> None:
     sizes = replace(NARROW, vocab_size=300, hidden_size=96, num_heads=6, head_dim=16, num_layers=2)
     target, start = lm.build_model(sizes, 0, 0), lm.build_model(replace(NARROW, vocab_size=301), 0, 0)
     with pytest.raises(ConfigError, match="has 301 tokens and its target 300"):
-        distil.train(
+        distil.train_stages(
             *(target, large_tokenizer(), cast(PackedShard, None), tmp_path, DraftTraining(), Console(quiet=True)),
             (start, large_tokenizer()),
         )
@@ -111,7 +111,7 @@ def test_a_language_model_takes_the_vocabulary_of_the_tokenizer_it_is_given(
     places = ["--data", str(source_folder), "--tokenizer", str(tmp_path / "tokenizer")]
     done = CliRunner().invoke(toys.app, ["lm", str(tmp_path / "out"), *sizes.split(), *run.split(), *places])
     assert done.exit_code == 0, done.output
-    assert folder.load(tmp_path / "out")[0].config.vocab_size == LARGE
+    assert folder.load_model_and_tokenizer(tmp_path / "out")[0].config.vocab_size == LARGE
     assert abs(first_loss(tmp_path / "out.run" / "metrics.jsonl") - math.log(LARGE)) < 0.5
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from forerun.train.corpus import SourceFile, read_held_out
-from forerun.utils.workloads import Case, load, save
+from forerun.utils.workloads import Case, load_workload, save_workload
 from tools import prompts as workload_prompts
 
 PROSE = '''def wait(events):
@@ -53,8 +53,8 @@ def test_copying_prompts_hold_the_span_and_the_beginning_of_its_copy() -> None:
 
 def test_high_temperature_is_written_and_read(tmp_path: Path) -> None:
     prompts = workload_prompts.high_temperature_prompts([Case("a.py", "def f():\n", "    pass\n")])
-    save(prompts, tmp_path / "hot.jsonl")
-    (case,) = load(str(tmp_path / "hot.jsonl"))
+    save_workload(prompts, tmp_path / "hot.jsonl")
+    (case,) = load_workload(str(tmp_path / "hot.jsonl"))
     assert (case.name, case.prompt, case.temperature) == ("a.py", "def f():\n", workload_prompts.HIGH_TEMPERATURE)
 
 
@@ -64,8 +64,8 @@ def test_the_bundled_ones_are_what_the_functions_give(name: str, tmp_path: Path)
     made = {
         "prose": lambda: workload_prompts.prose_prompts(files),
         "copying": lambda: workload_prompts.copying_prompts(files),
-        "high-temperature": lambda: workload_prompts.high_temperature_prompts(load("code")),
+        "high-temperature": lambda: workload_prompts.high_temperature_prompts(load_workload("code")),
     }[name]()
-    save(made, tmp_path / "made.jsonl")
-    assert made == load(name) == load(str(tmp_path / "made.jsonl"))
+    save_workload(made, tmp_path / "made.jsonl")
+    assert made == load_workload(name) == load_workload(str(tmp_path / "made.jsonl"))
     assert len(made) >= 15

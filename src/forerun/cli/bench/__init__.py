@@ -7,16 +7,17 @@ import typer
 from forerun.cli.bench import acceptance, compare, forward, generate, gpu, peers, quality, replay, report, serve
 
 app = typer.Typer(help="Measure forerun on this machine, beside Hugging Face Transformers.", no_args_is_help=True)
-for command in (
-    forward.forward,
-    generate.generate,
-    peers.peers,
-    replay.replay,
-    serve.serve,
-    acceptance.acceptance,
-    quality.quality,
-    report.report,
-    compare.compare,
-    gpu.gpu,
-):
-    app.command()(command)
+_COMMANDS = {
+    "forward": forward.forward,
+    "generate": generate.bench_generate,
+    "peers": peers.peers,
+    "replay": replay.replay,
+    "serve": serve.bench_serve,
+    "acceptance": acceptance.acceptance,
+    "quality": quality.quality,
+    "report": report.report,
+    "compare": compare.compare,
+    "gpu": gpu.gpu,
+}
+for name, command in _COMMANDS.items():
+    app.command(name)(command)

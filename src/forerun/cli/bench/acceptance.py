@@ -63,7 +63,7 @@ def acceptance(
     for (name, spec), k in product(chosen.items(), counts):
         say(f"{name}, K={k}")
         engine = LLM(plain.target, spec, num_draft_tokens=k, **fixed)
-        rows += bench.measure(engine, name, k, prompts, most, temperatures)
+        rows += bench.measure_acceptance(engine, name, k, prompts, most, temperatures)
     target = target_facts(model, plain.target)
     tables = [
         Table.of(

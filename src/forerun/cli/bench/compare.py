@@ -48,14 +48,14 @@ def compare(
     from forerun.lab.bench import compare_results as paired
     from forerun.lab.bench.report.markdown import weaknesses
     from forerun.lab.bench.tables import Table, plain_table
-    from forerun.lab.results.files import load
+    from forerun.lab.results.files import load_results
 
     figures = options.comma_list(judged.figures, "--figures")
     if odd := [name for name in figures if name not in paired.WHAT]:
         raise ConfigError(f"--figures has {odd[0]!r}, but may have {', '.join(paired.WHAT)}.")
-    before = load(old)
-    after = load(new)
-    rows = paired.compare(before, after, figures, judged.tolerance)
+    before = load_results(old)
+    after = load_results(new)
+    rows = paired.compare_results(before, after, figures, judged.tolerance)
     for name, each in (("old", before), ("new", after)):
         for text in weaknesses(each):
             say(f"{name}: {text}")

@@ -57,7 +57,7 @@ def forward(
     from forerun.lab.results.schema import TargetFacts
 
     quieten()
-    results = bench.measure(model, dtypes, counts, PREFIX, timed.rounds, say, others=timed.others)
+    results = bench.time_forwards(model, dtypes, counts, PREFIX, timed.rounds, say, others=timed.others)
     say("measuring bandwidth and arithmetic for the roofline")
     roof = measure_roof(dtypes)
     target = TargetFacts(
@@ -72,6 +72,6 @@ def forward(
     title = f"One forward after {PREFIX} cached positions, {timed.rounds} interleaved rounds"
     if max(counts) > bench.MOST_LOGITS:
         title += f"; over {bench.MOST_LOGITS} rows with one row of logits, as a prompt"
-    table = bench.table(title, results, roof.bandwidth)
+    table = bench.forward_table(title, results, roof.bandwidth)
     report = Report("forward", [table], target, settings=settings, figures=figures, details={"roof": roof})
     print_report(report, watch, json)

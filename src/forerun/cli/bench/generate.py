@@ -45,7 +45,7 @@ class GenerateOptions:
 
 
 @with_flags
-def generate(
+def bench_generate(
     *,
     model: options.ModelName = None,
     draft: options.DraftName = None,
@@ -137,7 +137,7 @@ class Speeds:
         if workload not in self._firsts:
             self._firsts[workload] = len(self.prompts)
             self.prompts += prompt_facts(workload, requests)
-        runs = bench.measure(methods, requests, params, rounds, say)
+        runs = bench.run_methods(methods, requests, params, rounds, say)
         found = bench.reduce_by_category(runs, requests, rounds)
         self.rows += run_rows(runs, self._drafters, PLAIN, temperature, rounds, self._firsts[workload])
         self.figures += method_figures(workload, temperature, found, self._drafters)

@@ -116,10 +116,10 @@ class _DeviceModels:
     def prompts(self) -> list[list[int]]:
         """Return the token ids of held-out code."""
         from forerun.models import load_tokenizer
-        from forerun.utils.workloads import load
+        from forerun.utils.workloads import load_workload
 
         tokenizer = load_tokenizer(BUNDLED_TARGET)
-        texts = [case.prompt for case in load("code") if isinstance(case.prompt, str)][:NUM_PROMPTS]
+        texts = [case.prompt for case in load_workload("code") if isinstance(case.prompt, str)][:NUM_PROMPTS]
         return [tokenizer(text)["input_ids"][-PROMPT_TOKENS:] for text in texts]
 
     def copies(self) -> Table:

@@ -44,8 +44,8 @@ def peers(
     json: JsonFile = None,
 ) -> None:
     """Run the same token ids, threads and numbers of tokens through other engines: greedy, past any end of text."""
-    from forerun.lab.bench.peers.rows import report
-    from forerun.lab.bench.peers.run import Peers, answer_of, measure, own_start, read_specs, start_of
+    from forerun.lab.bench.peers.rows import peers_report
+    from forerun.lab.bench.peers.run import Peers, answer_of, own_start, read_specs, run_peers, start_of
     from forerun.lab.bench.prompts import check_lengths, requests
     from forerun.lab.bench.random_model import opened
     from forerun.models import find_tokenizer
@@ -67,12 +67,12 @@ def peers(
         check_lengths(prompts, compared.max_tokens, own.about.integer("context_length"), model)
         for spec in specs:
             started.start(start_of(spec, name, llm.dtype, count))
-        measured = measure(started, prompts, compared.max_tokens, chosen.rounds)
+        measured = run_peers(started, prompts, compared.max_tokens, chosen.rounds)
     prompts = prompts[: measured.num_answers // chosen.rounds]
     about = f"{len(prompts)} prompts of {compared.max_tokens} tokens, {count} threads, rounds: {chosen.rounds}"
     facts = {"model": model, "prompts": len(prompts), "max_tokens": compared.max_tokens, "threads": count}
     has_avx512 = "avx512f" in features()
-    print_report(report(measured, own.name, about, facts, has_avx512), watch, json)
+    print_report(peers_report(measured, own.name, about, facts, has_avx512), watch, json)
     if measured.interrupted:
         say(f"interrupted: the tables hold the first {len(prompts)} prompts")
         raise typer.Exit(INTERRUPTED)

@@ -46,7 +46,7 @@ def quality(
     from forerun.lab.results.files import without_folders
     from forerun.lab.results.schema import TargetFacts
 
-    rows = measure(model, FORMATS, cases, MAX_TOKENS)
+    rows = measure_quality(model, FORMATS, cases, MAX_TOKENS)
     title = f"{without_folders(model)}: what the weights' format costs, beside float32"
     report = Report(
         "quality",
@@ -58,7 +58,7 @@ def quality(
     print_report(report, watch, json)
 
 
-def measure(
+def measure_quality(
     model: str | Path,
     formats: Sequence[str],
     cases: Mapping[str, Sequence[Case]],
@@ -86,4 +86,4 @@ def measure(
             raise ConfigError(f"No prompt of --prompts can be given to {model}. Add one of raw text, such as prose.")
         return bench.scored_texts(llm, prepare(llm, fit, max_tokens), max_tokens)
 
-    return bench.measure(model, formats, texts, adapter, say)
+    return bench.compare_formats(model, formats, texts, adapter, say)

@@ -46,7 +46,7 @@ def replay(
     workload_temperatures = {name: temperatures(each) for name, each in cases.items()}
     say("timing the target's forward")
     target = bench.target_costs(plain.target, CONTEXT, ROUNDS)
-    results = bench.measure(plain, chosen, target, prompts, workload_temperatures, COUNTS, most, say)
+    results = bench.replay_drafters(plain, chosen, target, prompts, workload_temperatures, COUNTS, most, say)
     about = f"{sum(map(len, prompts.values()))} prompts of {most} tokens"
     title = f"{without_folders(model)}, {number_format(plain.target)}: auto against the best fixed K, {about}"
     report = Report(

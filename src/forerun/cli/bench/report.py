@@ -70,9 +70,9 @@ def report(files: Files, *, output: Annotated[ReportOptions, Flags()]) -> None:
 def _results(path: Path) -> Results:
     """Read a file of results, or reduce a journal to results. Raises ConfigError."""
     from forerun.lab.bench.journal import is_journal, journal_results
-    from forerun.lab.results.files import load
+    from forerun.lab.results.files import load_results
 
-    return journal_results(path) if is_journal(path) else load(path)
+    return journal_results(path) if is_journal(path) else load_results(path)
 
 
 def _as_json(every: Sequence[Results]) -> str:

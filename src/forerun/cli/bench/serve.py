@@ -129,7 +129,7 @@ _PANEL = "The server that is started"
 
 
 @with_flags
-def serve(
+def bench_serve(
     *,
     model: Model = None,
     options: Annotated[BenchServeOptions, Flags()],
@@ -169,11 +169,15 @@ def serve(
     title = f"{', '.join(names)}: {about}; 90th percentiles in parentheses"
     report = Report(
         "serve",
-        [bench.table(title, rows, baseline)],
+        [bench.serve_table(title, rows, baseline)],
         TargetFacts(without_folders(model), settings.dtype, own.quantize) if model else None,
         settings={"loads": [load.name for load in loads], "baseline": baseline, **options.settings()},
         prompts=prompts.facts(bench.prompt_tokens(measured)),
-        rows=[row for each in measured * (not options.no_details) for row in bench.run_rows(each, options.temperature)],
+        rows=[
+            row
+            for each in measured * (not options.no_details)
+            for row in bench.serve_run_rows(each, options.temperature)
+        ],
         figures=bench.figures(rows),
     )
     print_report(report, watch, json)
@@ -220,7 +224,7 @@ async def _measured(
     threads: int | None,
 ) -> list[MeasuredLoad]:
     """Start the servers, measure them, and stop them."""
-    from forerun.lab.bench.serve.load import DRIVER, PLAIN, ServingArm, measure
+    from forerun.lab.bench.serve.load import DRIVER, PLAIN, ServingArm, measure_loads
     from forerun.lab.bench.serve.servers import InProcessEngine, MeasuredServer, started
 
     arms: list[ServingArm] = []
@@ -239,4 +243,4 @@ async def _measured(
             add(name, (await stack.enter_async_context(server)).send)
         if options.in_process:
             add(DRIVER, stack.enter_context(InProcessEngine(own.opened())).send)
-        return await measure(arms, options.loads(), asks, options.requests, options.rounds, say)
+        return await measure_loads(arms, options.loads(), asks, options.requests, options.rounds, say)

@@ -19,7 +19,7 @@ from forerun.lab.results.files import without_folders
 from forerun.utils.fields import option
 from forerun.utils.files import write_bytes
 from forerun.utils.json_file import Fields
-from forerun.utils.workloads import Case, categories_in_turn, load, names
+from forerun.utils.workloads import Case, bundled_workloads, categories_in_turn, load_workload
 
 if TYPE_CHECKING:
     from forerun.engine import LLM
@@ -56,14 +56,14 @@ class CompareOptions:
     max_tokens: int = option(128, "Tokens generated per prompt.", low=2)
 
     def cases(self) -> dict[str, list[Case]]:
-        """Load the prompts of each workload, by its name without folders. Raises ConfigError as `workloads.load`."""
+        """Load the prompts of each workload, by its name without folders. Raises ConfigError as `load_workload`."""
         found = comma_list(self.prompts, "--prompts")
         short = [without_folders(name) for name in found]
         return {one if short.count(one) == 1 else name: self._of(name) for name, one in zip(found, short, strict=True)}
 
     def _of(self, name: str) -> list[Case]:
-        cases = load(name)
-        count = self.num_prompts or (NUM_PROMPTS if name in names() else len(cases))
+        cases = load_workload(name)
+        count = self.num_prompts or (NUM_PROMPTS if name in bundled_workloads() else len(cases))
         return categories_in_turn(cases)[:count] if count < len(cases) else cases
 
 
@@ -142,16 +142,16 @@ def write_text(path: Path, text: str) -> None:
 
 def print_report(report: Report, watch: Watch, json: Path | None, markdown: bool = False) -> None:
     """Print the report as Markdown or plain text, and save it in a file; "-" prints the file's JSON alone."""
-    from forerun.lab.results.files import command_line, save, text_of
+    from forerun.lab.results.files import command_line, results_text, save_results
 
     environment = watch.environment()
     results = report.results(command_line(sys.argv[1:]), environment)
     if json is not None and str(json) == STDOUT:
-        typer.echo(text_of(results), nl=False)
+        typer.echo(results_text(results), nl=False)
         return
     typer.echo(report.text(environment, markdown, terminal_width()))
     if json is not None:
-        save(results, json)
+        save_results(results, json)
         say(f"results in {json}")
 
 

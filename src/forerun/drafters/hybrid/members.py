@@ -136,7 +136,7 @@ def merge(parts: Seq[tuple[str, Draft]], values: Seq[Seq[float]], max_nodes: int
     return Merged(draft, [sorted((node, at) for node, at in each.items() if node >= 0) for each in node_of])
 
 
-def kept(draft: Draft, nodes: Seq[int]) -> Draft:
+def remaining_draft(draft: Draft, nodes: Seq[int]) -> Draft:
     """Return the nodes of a draft that stayed, as a draft. nodes: ascending, closed under parents."""
     if list(nodes) == list(range(len(draft))):
         return draft
@@ -223,7 +223,7 @@ def source_step(step: Step, given: MemberStep | None, number: int, all_needs: Ne
     rows: list[int] = path
     if given is not None and given.merged is not None and number in given.drafts:
         kept_nodes = given.merged.kept_nodes[list(given.drafts).index(number)]
-        draft = kept(given.drafts[number][1], [node for node, _ in kept_nodes])
+        draft = remaining_draft(given.drafts[number][1], [node for node, _ in kept_nodes])
         part_path = agreement(draft, new_ids[:-1])[0]
         rows = [at for _, at in kept_nodes]
     verdict = Verdict(part_path, new_ids[len(part_path)] if len(draft) else new_ids[-1])

@@ -62,7 +62,7 @@ class BoundModel:
     acceptance: Acceptance = UNKNOWN_ACCEPTANCE
 
 
-class ModelSource(Protocol):
+class DraftModelSource(Protocol):
     """Where a model that drafts comes from."""
 
     def to_load(self, target_name: str) -> tuple[NamedModel, ...]:
@@ -100,7 +100,7 @@ class DraftingModel(Generic[State]):
     follows: int | None = None
     """`Traits.follows`."""
 
-    def __init__(self, source: ModelSource, new_state: Callable[[Sequence, Cache, Sequence], State]) -> None:
+    def __init__(self, source: DraftModelSource, new_state: Callable[[Sequence, Cache, Sequence], State]) -> None:
         self.source = source
         self.states: dict[Sequence, State] = {}
         self._new_state = new_state

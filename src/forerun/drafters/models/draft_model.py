@@ -52,7 +52,7 @@ class SharedVocabulary:
 
 
 class DraftSource:
-    """A requested draft model (`ModelSource`).
+    """A requested draft model (`DraftModelSource`).
 
     Args:
         model: "bundled-draft", a folder, a hub id, or a loaded model; None means the bundled draft for the bundled

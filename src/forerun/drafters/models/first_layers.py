@@ -23,7 +23,7 @@ _SHARE = 0.25
 
 
 class TargetSource:
-    """The target itself (`ModelSource`).
+    """The target itself (`DraftModelSource`).
 
     Attributes:
         num_layers: that draft; 0 before `read`.

@@ -108,7 +108,7 @@ class IngressReplica:
         return self._ingress.middleware.num_active
 
 
-def build(plan: ServePlan) -> serve.Application:
+def build_application(plan: ServePlan) -> serve.Application:
     """Build the application."""
     options = plan.server
     ongoing = plan.max_batch + options.max_queue + _MARGIN

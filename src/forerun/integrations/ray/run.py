@@ -56,10 +56,10 @@ def _deploy(plan: ServePlan, logs: dict[str, Any]) -> Any:
     """Deploy the application; return the handle of the ingress when all replicas have loaded the model."""
     from ray import serve
 
-    from forerun.integrations.ray.application import build
+    from forerun.integrations.ray.application import build_application
 
     try:
-        return serve.run(build(plan), name=_APPLICATION, route_prefix="/", logging_config=logs)
+        return serve.run(build_application(plan), name=_APPLICATION, route_prefix="/", logging_config=logs)
     except RuntimeError as error:
         application = serve.status().applications.get(_APPLICATION)
         deployments = application.deployments.values() if application else ()

@@ -42,7 +42,7 @@ def native() -> Library | None:
     mode = environment_choice(KERNELS_VARIABLE, KERNELS)
     if mode in (REFERENCE, TRITON) or _only_references.get():
         return None
-    found = load()
+    found = load_library()
     if not isinstance(found, NativeUnavailableError):
         return found
     if mode == NATIVE:
@@ -83,7 +83,7 @@ def native_for(device: torch.device) -> Library | None:
     return native() if device.type == "cpu" else None
 
 
-def in_use() -> str | None:
+def kernels_in_use() -> str | None:
     """Return the kernels that the models of this process use, as reports name them: "native avx512", "triton",
     "reference"; None if no model has requested native kernels."""
     selected = os.environ.get(KERNELS_VARIABLE)
@@ -99,7 +99,7 @@ def loaded() -> Library | None:
     return None if isinstance(_loaded, NativeUnavailableError) else _loaded
 
 
-def load() -> Library | NativeUnavailableError:
+def load_library() -> Library | NativeUnavailableError:
     """Return the library, or the error that makes it unavailable, whatever FORERUN_KERNELS says. Tried once per
     process.
 

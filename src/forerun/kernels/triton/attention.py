@@ -232,7 +232,7 @@ class PartialResults:
         return cls(results, torch.zeros(num_items, num_kv_heads, 2, TILE, dtype=torch.float32, device=device))
 
 
-def attend(
+def attend_pages(
     query: Tensor,
     words: Tensor,
     base: Tensor,

@@ -23,7 +23,7 @@ _LONG = 250
 """Tokens of the long one: its answers go over the border of 256 keys, where sums are cut."""
 
 
-def audit(
+def run_audit(
     audited: Audited,
     prompts: Seq[Seq[int]],
     settings: AuditOptions | None = None,

@@ -52,7 +52,7 @@ _MIN_REACHED = 20
 """Positions that were reached less often are left out."""
 
 
-def measure(
+def measure_acceptance(
     llm: LLM,
     drafter: str,
     k: int,

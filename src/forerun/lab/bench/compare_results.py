@@ -63,7 +63,9 @@ COLUMNS: Columns[ComparedFigure] = {
 }
 
 
-def compare(old: Results, new: Results, figures: Sequence[str] = WHAT, tolerance: float = 0.0) -> list[ComparedFigure]:
+def compare_results(
+    old: Results, new: Results, figures: Sequence[str] = WHAT, tolerance: float = 0.0
+) -> list[ComparedFigure]:
     """Compare each method and figure that both files have.
 
     Args:

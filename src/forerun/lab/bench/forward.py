@@ -57,7 +57,7 @@ class ForwardRow:
     nbytes: float
 
 
-def table(title: str, rows: Sequence[ForwardRow], bandwidth: float) -> Table:
+def forward_table(title: str, rows: Sequence[ForwardRow], bandwidth: float) -> Table:
     """Return the table of these rows. bandwidth: bytes per second that are read from memory."""
     columns: Columns[ForwardRow] = {
         "dtype, method": lambda row: f"{row.dtype}, {row.method}",
@@ -72,7 +72,7 @@ def table(title: str, rows: Sequence[ForwardRow], bandwidth: float) -> Table:
     return Table.of(title, columns, rows)
 
 
-def measure(
+def time_forwards(
     model: str,
     dtypes: Sequence[str],
     counts: Sequence[int],

@@ -15,7 +15,7 @@ from forerun.config import SamplingParams
 from forerun.engine import LLM
 from forerun.lab.bench.compare import HF_PLAIN, PLAIN, MethodRow, MethodRun, assisted_name, reduce_runs
 from forerun.lab.bench.measure import Timed, interleave
-from forerun.lab.bench.methods import Reference, generate, with_prediction
+from forerun.lab.bench.methods import Reference, generate_once, with_prediction
 from forerun.lab.bench.prompts import BenchPrompt
 from forerun.lab.bench.tables import Columns, Table, decimal, percent
 
@@ -47,7 +47,7 @@ class Methods:
         ends = () if params.ignore_eos else plain.target.eos_token_ids
         methods: dict[str, Callable[[], MethodRun]] = {}
         for name, llm in self.engines.items():
-            methods[name] = partial(generate, llm, prompt, with_prediction(params, llm.drafter, request))
+            methods[name] = partial(generate_once, llm, prompt, with_prediction(params, llm.drafter, request))
         if self.reference is not None and params.greedy:
             methods[HF_PLAIN] = partial(self.reference.generate, prompt, max_tokens, ends=ends)
             for k in self.assisted_counts if self.draft is not None else ():
@@ -95,7 +95,7 @@ def reduce_by_category(
     return rows
 
 
-def measure(
+def run_methods(
     methods: Methods,
     requests: Sequence[BenchPrompt],
     params: SamplingParams,

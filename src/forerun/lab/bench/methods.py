@@ -48,7 +48,7 @@ def with_prediction(params: SamplingParams, drafter: Drafter | None, case: Case 
     return params
 
 
-def generate(llm: LLM, prompt: str | list[int], params: SamplingParams) -> MethodRun:
+def generate_once(llm: LLM, prompt: str | list[int], params: SamplingParams) -> MethodRun:
     """Generate once. prompt: text or token ids. params: one choice."""
     generation: Any = llm.generate(prompt, params)
     stats: SequenceStats = generation.stats

@@ -105,7 +105,7 @@ COLUMNS: Columns[Performance] = {
 }
 
 
-def calibrate(plain: LLM, drafting: LLM) -> dict[int, float]:
+def calibrate_engines(plain: LLM, drafting: LLM) -> dict[int, float]:
     """Warm the engines up, and return what they know of costs: for ROWS the time of a forward over that of one row."""
     params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
     for llm in (plain, drafting):
@@ -136,7 +136,7 @@ def perform(
         engines: PLAIN and FORERUN.
         reference: Transformers; None leaves it out.
         shown: is filled.
-        growth: as `calibrate` returned it.
+        growth: as `calibrate_engines` returned it.
         redraw: called whenever tokens came.
     """
     plain = engines[PLAIN]

@@ -85,7 +85,7 @@ COLUMNS: Columns[QualityRow] = {
 }
 
 
-def measure(
+def compare_formats(
     name: str | Path,
     formats: Sequence[str],
     texts: Callable[[LLM], Mapping[str, Sequence[Scored]]],

@@ -123,7 +123,7 @@ COLUMNS: Columns[Comparison] = {
 }
 
 
-def measure(
+def replay_drafters(
     plain: LLM,
     drafters: Mapping[str, str],
     target: MedianCurve,
@@ -154,11 +154,11 @@ def measure(
                 one = SamplingParams(temperature=temperature, max_tokens=max_tokens, ignore_eos=True)
                 params = [with_prediction(replace(one, seed=i), reader, each) for i, each in enumerate(requests)]
                 ids = [each.token_ids for each in requests]
-                rows.append(compare(setting, f"{workload}, {temperature:g}, {name}", ids, params, counts))
+                rows.append(replay_counts(setting, f"{workload}, {temperature:g}, {name}", ids, params, counts))
     return rows
 
 
-def compare(
+def replay_counts(
     setting: Setting,
     label: str,
     prompts: Sequence[Sequence[int]],
@@ -166,7 +166,7 @@ def compare(
     counts: Sequence[int],
 ) -> Comparison:
     """Replay every K of `counts`, and auto, which begins with what was measured."""
-    texts = answers(setting.plain, prompts, params) if setting.echo else []
+    texts = _answered_prompts(setting.plain, prompts, params) if setting.echo else []
     runs = [priced_run(setting, FixedPolicy(k), f"K={k}", prompts, params, texts) for k in counts]
     policy = setting.make().traits.automatic_policy(CostModel.restored(setting.costs.state()))
     return Comparison(label, runs, priced_run(setting, policy, AUTO, prompts, params, texts), setting.plain_speed)
@@ -199,7 +199,9 @@ def timed_setting(plain: LLM, spec: str, target: MedianCurve, say: Callable[[str
     return Setting(plain, make, costs[sources_of(spec)[0]])
 
 
-def answers(plain: LLM, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]) -> list[list[int]]:
+def _answered_prompts(
+    plain: LLM, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]
+) -> list[list[int]]:
     """Return prompts with the target's answers; predictions, which alter nothing, are left out."""
     without = [replace(each, prediction=None) for each in params]
     generations: Any = plain.generate([list(prompt) for prompt in prompts], without)

@@ -102,7 +102,7 @@ def _beyond(model: LanguageModel, name: str, bare: Machine) -> list[tuple[int, i
 
 def _bundled_steps(target: LanguageModel) -> CostsByK:
     tokenizer = find_tokenizer(BUNDLED_TARGET)
-    prompt = tokenizer(workloads.load("code", 1)[0].prompt)["input_ids"][:_CONTEXT]
+    prompt = tokenizer(workloads.load_workload("code", 1)[0].prompt)["input_ids"][:_CONTEXT]
     drafter = make_drafter(BUNDLED_DRAFT, Binding(target, tokenizer, 0))[0]
     params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
     return step_costs(target, tokenizer, lambda: drafter, _MOST, prompt, params)
@@ -143,7 +143,7 @@ def measured_steps(model: str, draft: str | None, options: PlanOptions) -> Costs
     target = load_model(model, dtype, quantize=quantize)
     tokenizer = find_tokenizer(model)
     drafter, _ = make_drafter(draft or NGRAM_DRAFTER, Binding(target, tokenizer, 0))
-    text = workloads.load("copying", 1)[0].prompt
+    text = workloads.load_workload("copying", 1)[0].prompt
     prompt = [1] * 8 if tokenizer is None else tokenizer(text, verbose=False)["input_ids"]
     most = min(CONTEXT, options.context, target.context_length // 2)
     params = SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True)

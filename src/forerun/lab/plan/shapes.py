@@ -85,13 +85,13 @@ def model_shape(name: str) -> ModelShape:
     count, _, more = name.partition(":")
     found = _COUNT.fullmatch(count.strip())
     if found and name not in BUNDLED_MODELS and not Path(name).exists():
-        return counted(name, round(float(found[1]) * _UNITS[found[2].lower()]), _given(name, more))
+        return counted_shape(name, round(float(found[1]) * _UNITS[found[2].lower()]), _given(name, more))
     if (Path(name) / "config.json").is_file() and (head := _head_shape(Path(name))) is not None:
         return head
     return configured(name, find_source(name).config())
 
 
-def counted(name: str, parameters: int, given: GivenShape | None = None) -> ModelShape:
+def counted_shape(name: str, parameters: int, given: GivenShape | None = None) -> ModelShape:
     """Return the shape of a number of parameters, all of them read at each step."""
     given = given or GivenShape()
     numbers = None

@@ -34,7 +34,7 @@ _MOST = 1 << 53
 _REMEDY = "Measure again with `forerun bench ... --json FILE`, or leave the file out."
 
 
-def load(path: str | Path) -> Results:
+def load_results(path: str | Path) -> Results:
     """Read the results that a file holds.
 
     Raises:
@@ -190,7 +190,7 @@ def as_object(results: Results) -> dict[str, Any]:
     return {"format": FORMAT, "version": VERSION, **fields}
 
 
-def text_of(results: Results) -> str:
+def results_text(results: Results) -> str:
     """Format as JSON: entries of the lists each on a line, so that a diff shows changes of one; without blanks."""
     parts = []
     for name, value in as_object(results).items():
@@ -202,9 +202,9 @@ def text_of(results: Results) -> str:
     return "{\n" + ",\n".join(parts) + "\n}\n"
 
 
-def save(results: Results, path: Path) -> None:
+def save_results(results: Results, path: Path) -> None:
     """Write results to a file, replacing a former one. Raises ConfigError."""
-    write_bytes(path, text_of(results).encode(), error=ConfigError)
+    write_bytes(path, results_text(results).encode(), error=ConfigError)
 
 
 def command_line(arguments: Sequence[str]) -> str:

@@ -17,7 +17,7 @@ MARK = "# Written by forerun tune"
 """How such a file begins: no other is replaced."""
 
 
-def check_place(path: Path) -> None:
+def check_config_path(path: Path) -> None:
     """Raise ConfigError where something lies at the path that is not tuning's own."""
     try:
         with path.open(encoding="utf-8") as file:

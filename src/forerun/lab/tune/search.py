@@ -61,13 +61,13 @@ def search(
         if len(ranked) <= FINALISTS or trials.now() >= until or not can_win(ledger, ranked):
             return finalists(ranked)
         before = left
-        left = kept(ranked)
+        left = kept_arms(ranked)
         if used >= len(units) and (len(left) <= FINALISTS or set(left) == set(before)):
             return finalists(ranked)
         count = min(2 * count, max(1, len(units)))
 
 
-def kept(ranked: Sequence[TuningArm]) -> list[TuningArm]:
+def kept_arms(ranked: Sequence[TuningArm]) -> list[TuningArm]:
     """Return the better half, the finalists, and of the drafters in the first quarter the arm that chooses K itself,
     which has to learn at first."""
     half = list(ranked[: max(FINALISTS, (len(ranked) + 1) // 2)])

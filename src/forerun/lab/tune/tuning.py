@@ -78,7 +78,7 @@ def check_requests(requests: Sequence[BenchPrompt], place: str, levels: Sequence
         )
 
 
-def tune(task: Task, watcher: Watcher) -> TuningOutcome:
+def find_fastest(task: Task, watcher: Watcher) -> TuningOutcome:
     """Find the fastest drafter and K within the time.
 
     Raises:

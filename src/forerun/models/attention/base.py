@@ -148,7 +148,7 @@ class Planner(Protocol):
         """
 
 
-class Attention(Protocol):
+class AttentionBackend(Protocol):
     """Computes attention. A row's result depends on its own path alone, to the last bit."""
 
     def planner(self, layers: Sequence[LayerAttention], device: torch.device) -> Planner:

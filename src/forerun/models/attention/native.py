@@ -107,7 +107,7 @@ def _tree_paths(length: int, parents: Sequence[int]) -> tuple[list[int], Tails]:
 
 
 class NativeAttention:
-    """`Attention` along each row's path, in pages.
+    """`AttentionBackend` along each row's path, in pages.
 
     Args:
         dtype: of the result.

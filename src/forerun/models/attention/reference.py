@@ -112,7 +112,7 @@ class SegmentPlanner:
 
 
 class ReferenceAttention:
-    """`Attention` in a fixed order of additions, on any device.
+    """`AttentionBackend` in a fixed order of additions, on any device.
 
     Args:
         dtype: of the result.

@@ -27,7 +27,7 @@ from forerun.models.fused.experts import ExpertLayer, bias_of, router_norm_of, t
 from forerun.models.fused.latent import LatentLayer
 from forerun.models.fused.parts import TokenRows, attention_shape, attentions_of, curve_of, parts_of, token_parts
 from forerun.models.fused.recurrence import RecurrentLayer, numbers_of, state_layout
-from forerun.models.linear import FloatMaker, Linear, Maker, Part, at_path, make_linear, of_rows, tensors_of
+from forerun.models.linear import FloatMaker, Linear, LinearPart, Maker, at_path, make_linear, of_rows, tensors_of
 from forerun.models.rotation import Rotation, rotate
 from forerun.models.spec.attention import AnyAttention, Attention, LatentAttention
 from forerun.models.spec.decoder import DecoderSpec
@@ -124,7 +124,7 @@ class FusedDecoder(LayerRangeDecoder):
         base = model.get_submodule(spec.base)
         table = base.get_submodule(spec.embeddings.module)
         head_module = getattr(model, spec.output.module)
-        embedding = Part(spec.embedding_weight, table.weight)
+        embedding = LinearPart(spec.embedding_weight, table.weight)
         self.embedding = maker.embedding(embedding)
         self.dtype = self.embedding.dtype
         self.device = self.embedding.device
@@ -137,7 +137,7 @@ class FusedDecoder(LayerRangeDecoder):
             self.positions = positions[spec.embeddings.first_position :].to(self.compute_dtype)
         self.norm = self._numbers(base, spec.output.norm, spec.hidden) if spec.output.norm else None
         is_tied = head_module.weight is table.weight
-        head = embedding if is_tied else Part(spec.head_weight, head_module.weight)
+        head = embedding if is_tied else LinearPart(spec.head_weight, head_module.weight)
         self.lm_head = maker.linear(
             [head._replace(rows=output_tokens)], of_rows(head_module.bias, output_tokens), is_head=True
         )

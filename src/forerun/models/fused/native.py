@@ -42,7 +42,7 @@ from forerun.models.fused import native_fields as fields
 from forerun.models.fused.experts import bias_of, router_norm_of, take_apart
 from forerun.models.fused.parts import TokenRows, attentions_of, curve_of, parts_of, token_parts, weights_by_head
 from forerun.models.fused.recurrence import numbers_of, state_layout
-from forerun.models.linear import Maker, Part, at_path, of_rows
+from forerun.models.linear import LinearPart, Maker, at_path, of_rows
 from forerun.models.rotation import HalfRotation
 from forerun.models.spec.attention import Attention, LatentAttention
 from forerun.models.spec.decoder import DecoderSpec
@@ -259,9 +259,9 @@ class NativeDecoder(LayerRangeDecoder):
         """Return output layer and embedding, which are the same object if they share their rows for all tokens."""
         table = base.get_submodule(self.spec.embeddings.module)
         head_module = getattr(model, self.spec.output.module)
-        embedding = Part(self.spec.embedding_weight, table.weight)
+        embedding = LinearPart(self.spec.embedding_weight, table.weight)
         is_tied = head_module.weight is table.weight
-        part = embedding if is_tied else Part(self.spec.head_weight, head_module.weight)
+        part = embedding if is_tied else LinearPart(self.spec.head_weight, head_module.weight)
         bias = of_rows(head_module.bias, output_tokens)
         head = self._native(maker, [part._replace(rows=output_tokens)], bias, is_head=True)
         is_shared = is_tied and output_tokens is None and bias is None
@@ -447,7 +447,7 @@ class NativeDecoder(LayerRangeDecoder):
     def _native(
         self,
         maker: Maker,
-        parts: Sequence[Part],
+        parts: Sequence[LinearPart],
         bias: Tensor | None = None,
         *,
         is_head: bool = False,

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from forerun.kernels.partition import AttentionShape
 from forerun.models.attention.base import LayerAttention
-from forerun.models.linear import Linear, Part, at_path, of_rows
+from forerun.models.linear import Linear, LinearPart, at_path, of_rows
 from forerun.models.spec.attention import AnyAttention, Attention, LatentAttention
 from forerun.models.spec.decoder import DecoderSpec, PerLayerInputs, keeps_keys
 from forerun.models.spec.layer import LayerSpec
@@ -47,7 +47,7 @@ def weights_by_head(own: LatentAttention, layer: Any) -> tuple[Tensor, Tensor]:
 
 def parts_of(
     own: LayerSpec, layer: Any, path: str, roles: Iterable[str], *, in_pairs: bool, expert: int = 0
-) -> tuple[list[Part], Tensor | None]:
+) -> tuple[list[LinearPart], Tensor | None]:
     """Return the parts of a product that has the outputs of these roles, one after another, and its bias.
 
     Args:
@@ -62,7 +62,7 @@ def parts_of(
         rows = of.rows(role, in_pairs=in_pairs)
         module = layer.get_submodule(name)
         rows = None if rows is None else rows.to(module.weight.device)
-        parts.append(Part(f"{path}.{name}.weight", own.weight(module), rows, own.is_transposed))
+        parts.append(LinearPart(f"{path}.{name}.weight", own.weight(module), rows, own.is_transposed))
         biases.append(of_rows(module.bias, rows))
     found = [each for each in biases if each is not None]
     return parts, torch.cat(found) if found else None
@@ -75,10 +75,10 @@ def curve_of(module: Any) -> Tensor:
     return torch.stack([F.softplus(above), beta + F.softplus(below), beta])
 
 
-def token_parts(spec: DecoderSpec, shape: PerLayerInputs, base: Any) -> list[Part]:
+def token_parts(spec: DecoderSpec, shape: PerLayerInputs, base: Any) -> list[LinearPart]:
     """Return the weights of the table and of the product."""
     names = shape.table, shape.product
-    return [Part(f"{spec.base}.{name}.weight", base.get_submodule(name).weight) for name in names]
+    return [LinearPart(f"{spec.base}.{name}.weight", base.get_submodule(name).weight) for name in names]
 
 
 class TokenRows:

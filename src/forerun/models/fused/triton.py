@@ -33,7 +33,7 @@ from forerun.models.families.table import frequencies, spec_in
 from forerun.models.fused.cuda_graphs import StepGraphs, StepInputBuffers, on_device
 from forerun.models.fused.triton_backend import check_heads, page_layout
 from forerun.models.fused.triton_layers import HEAD_BUCKETS, TritonLayer, TritonStep, TritonWeights
-from forerun.models.linear import Part, of_rows
+from forerun.models.linear import LinearPart, of_rows
 from forerun.models.loading.configuration import context_length
 from forerun.models.loading.weight_maker import WeightMaker
 from forerun.models.rotation import half_tables
@@ -69,9 +69,9 @@ class WeightPacker:
         table = model.model.embed_tokens
         head = model.lm_head
         is_tied = head.weight is table.weight
-        part = Part("model.embed_tokens.weight", table.weight)
+        part = LinearPart("model.embed_tokens.weight", table.weight)
         embedding = table.weight.detach() if self._maker is None else self._maker.embedding(part)
-        part = part if is_tied else Part("lm_head.weight", head.weight)
+        part = part if is_tied else LinearPart("lm_head.weight", head.weight)
         product = self._product([part._replace(rows=output_tokens)], of_rows(head.bias, output_tokens), is_head=True)
         if not is_tied:
             head.to_empty(device="meta")
@@ -85,7 +85,9 @@ class WeightPacker:
 
         def product(*names: str) -> Product:
             modules = [layer.get_submodule(name) for name in names]
-            parts = [Part(f"{path}.{name}.weight", module.weight) for name, module in zip(names, modules, strict=True)]
+            parts = [
+                LinearPart(f"{path}.{name}.weight", module.weight) for name, module in zip(names, modules, strict=True)
+            ]
             biases = [module.bias for module in modules if module.bias is not None]
             return self._product(parts, torch.cat(biases) if biases else None)
 
@@ -105,7 +107,7 @@ class WeightPacker:
         layer.to_empty(device="meta")
         return packed
 
-    def _product(self, parts: list[Part], bias: Tensor | None, *, is_head: bool = False) -> Product:
+    def _product(self, parts: list[LinearPart], bias: Tensor | None, *, is_head: bool = False) -> Product:
         if self._maker is not None:
             quantized = [self._maker.weight(part, is_outer=is_head) for part in parts]
             if len({weight.form for weight in quantized}) > 1:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from forerun.kernels.torch.quantized_linear import QuantizedEmbedding
-from forerun.kernels.triton.attention import PartialResults, attend
+from forerun.kernels.triton.attention import PartialResults, attend_pages
 from forerun.kernels.triton.elementwise import add_and_norm, gated
 from forerun.kernels.triton.linear import Product, add_splits
 from forerun.kernels.triton.rotation import RotationTables, rotate_and_write
@@ -175,7 +175,7 @@ class TritonStep:
             weights.num_kv_heads,
         )
         scale = weights.head_dim**-0.5
-        attend(query, self.words, weights.base, self._partial, out, start, scale, layer.window, self._programs)
+        attend_pages(query, self.words, weights.base, self._partial, out, start, scale, layer.window, self._programs)
         return out
 
     def _product(self, product: Product, x: Tensor) -> Tensor:

@@ -143,7 +143,7 @@ def text_config(whole: Any, place: str) -> Any:
     return CONFIG_MAPPING[_PLAIN_TYPES[text.model_type]].from_dict(values)
 
 
-def parts_of(fields: Fields) -> list[Fields]:
+def with_text_config(fields: Fields) -> list[Fields]:
     """Return a configuration, and that of the text model inside if it is a container's."""
     inner = (fields.fields("thinker_config", None) or fields).fields("text_config", None)
     return [fields] if inner is None else [fields, inner]
@@ -165,7 +165,7 @@ def check_values(fields: Fields) -> None:
         name = fields.string(key, "float32")
         if name != "auto" and not isinstance(getattr(torch, name.removeprefix("torch."), None), torch.dtype):
             raise fields.wrong(key, "a number format of torch, such as bfloat16")
-    token_ids(fields)
+    read_eos_token_ids(fields)
     _check_numbers(fields)
     for key in _ROPE:
         if (rope := fields.fields(key, None)) is not None:
@@ -209,7 +209,7 @@ def check_rope(rope: Fields) -> None:
             raise rope.wrong(key, "a list of positive numbers")
 
 
-def token_ids(fields: Fields) -> list[int] | None:
+def read_eos_token_ids(fields: Fields) -> list[int] | None:
     """Return `eos_token_id` as a list; None if it is not set."""
     if isinstance(fields.values.get("eos_token_id"), list):
         return fields.list_of("eos_token_id", int)

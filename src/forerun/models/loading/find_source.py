@@ -38,7 +38,7 @@ def find_source(name: str | Path) -> ModelSource:
     """
     text = str(name)
     path = local_path(name)
-    if text in store.names():
+    if text in store.fetchable_names():
         fetched = store.path_of(text)
         if fetched is None:
             raise ModelLoadError(f"{text} is not on this machine yet. Fetch it: forerun fetch {text}")

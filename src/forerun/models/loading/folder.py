@@ -30,7 +30,7 @@ def download_files(name: str, patterns: Sequence[str]) -> Path:
     """
     from huggingface_hub import snapshot_download
 
-    names = (*BUNDLED_MODELS, *store.names())
+    names = (*BUNDLED_MODELS, *store.fetchable_names())
     what = f"{name} is neither a folder nor one of {', '.join(names)}, and cannot be fetched as a hub id"
     near = get_close_matches(name, names, 1)
     with as_load_errors(what, f"Did you mean {near[0]}?" if near else _REMEDY):

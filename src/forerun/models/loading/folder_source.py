@@ -18,10 +18,10 @@ from forerun.kernels.quantize import QuantizedFormat, QuantizedWeight
 from forerun.models.loading.configuration import (
     OUTPUT_TOKENS,
     check_values,
-    parts_of,
+    read_eos_token_ids,
     text_config,
-    token_ids,
     token_ids_of,
+    with_text_config,
 )
 from forerun.models.loading.folder import CONFIG, GENERATION_CONFIG, INDEX, TOKENIZER, ModelFolder
 from forerun.models.loading.published import PublishedWeights, check_codes, settings_of
@@ -29,7 +29,7 @@ from forerun.models.loading.published_layouts import COMPUTED, Settings
 from forerun.models.loading.published_names import text_names, turned
 from forerun.models.loading.quantized_tensors import QuantizedTensors
 from forerun.models.loading.source import ModelSource, Quantization
-from forerun.models.loading.transformers_modules import check_sentence_piece, read_tokenizer
+from forerun.models.loading.transformers_modules import check_sentence_piece, read_folder_tokenizer
 from forerun.models.loading.weight_maker import LAYOUT, METHOD
 from forerun.models.loading.weights import Checkpoint, TensorSlice
 from forerun.models.spec.decoder import DecoderSpec
@@ -71,7 +71,7 @@ class FolderSource(ModelSource):
         if model_type not in CONFIG_MAPPING:
             raise UnsupportedModelError(_unknown_type(self.folder, fields, model_type))
         settings_of(fields)
-        for part in parts_of(fields):
+        for part in with_text_config(fields):
             check_values(part)
         with as_load_errors(f"{fields.place}: it describes no {model_type} model", REMEDY):
             cls = CONFIG_MAPPING[model_type]
@@ -90,7 +90,7 @@ class FolderSource(ModelSource):
         it in the tokenizer's configuration alone.
         """
         read = (self.folder.read(GENERATION_CONFIG), self.folder.config())  # a container's before its text's
-        ids = next((found for fields in read if (found := token_ids(fields)) is not None), None)
+        ids = next((found for fields in read if (found := read_eos_token_ids(fields)) is not None), None)
         if ids is None:
             given = getattr(config, "eos_token_id", None)
             ids = [] if given is None else [given] if isinstance(given, int) else given
@@ -135,7 +135,7 @@ class FolderSource(ModelSource):
     def quantization(self) -> Quantization | None:
         """Return the quantization that the weights were saved in for forerun; None if the user chooses it
         (`ModelSource.quantization`)."""
-        return next(filter(None, map(stored_quantization, parts_of(self.folder.config()))), None)
+        return next(filter(None, map(stored_quantization, with_text_config(self.folder.config()))), None)
 
     def quantized_weight(self, spec: DecoderSpec | None) -> Callable[[str], QuantizedWeight | None]:
         """Return a function that returns a quantized weight of the files by Transformers' name, with rows in
@@ -155,7 +155,7 @@ class FolderSource(ModelSource):
     def _slices(self) -> dict[str, TensorSlice]:
         """Return the tensors of the text model by its own names."""
         fields = self.folder.config()
-        is_container = len(parts_of(fields)) > 1 or fields.values.get("model_type") in _FLAT
+        is_container = len(with_text_config(fields)) > 1 or fields.values.get("model_type") in _FLAT
         return _open(self.folder.weight_files(), is_container=is_container)
 
     def _has_output_layer(self) -> bool:
@@ -225,7 +225,7 @@ class FolderSource(ModelSource):
         if (model := self.folder.sentence_piece()) is not None:
             check_sentence_piece(model)
         try:
-            found = read_tokenizer(self.folder.path, self.name, remedy)
+            found = read_folder_tokenizer(self.folder.path, self.name, remedy)
             if not getattr(found, "chat_template", None):  # in the file of a container's processor, as formerly
                 found.chat_template = self.folder.read("chat_template.json").string("chat_template", None)
             return found

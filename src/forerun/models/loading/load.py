@@ -26,9 +26,9 @@ from forerun.models.families.table import description_of
 from forerun.models.loading.configuration import context_length, refuse_unservable
 from forerun.models.loading.find_source import find_source
 from forerun.models.loading.fused_modules import read_fused
-from forerun.models.loading.progress import counted
+from forerun.models.loading.progress import count_reads
 from forerun.models.loading.source import ModelSource
-from forerun.models.loading.transformers_modules import foreign_attention, read_model, rounded, to_device
+from forerun.models.loading.transformers_modules import foreign_attention, move_to_device, read_model, round_parameters
 from forerun.models.loading.weight_maker import WeightMaker, matrices, stored_numbers, streamed
 from forerun.models.loading.weights import Checkpoint
 from forerun.models.model import Model, first_non_finite_tensor
@@ -193,10 +193,10 @@ def find_tokenizer(name: str | Path, adapter: str | Path | None = None) -> Any:
     Raises:
         ModelLoadError: there is one that cannot be read, or the adapter's has other tokens than the model's.
     """
-    return tokenizer_of(find_source(name), adapter)
+    return source_tokenizer(find_source(name), adapter)
 
 
-def tokenizer_of(source: ModelSource, adapter: str | Path | None) -> Any:
+def source_tokenizer(source: ModelSource, adapter: str | Path | None) -> Any:
     """Return `find_tokenizer` of a source."""
     tokenizer = source.tokenizer() if source.has_tokenizer() else None
     return tokenizer if adapter is None else lora.adapter_tokenizer(adapter, tokenizer, source.name)
@@ -251,7 +251,7 @@ def _load(
     )
     hf, maker = WeightReader(source, config, spec, plan, adapter).read()
     try:
-        hf = to_device(hf, target_device)
+        hf = move_to_device(hf, target_device)
         ends = source.eos_token_ids(config)
         tokens = source.output_tokens(config)
         model = _assemble(hf, source.name, plan, maker, ends, tokens, kv_cache_dtype, spec=spec)
@@ -383,13 +383,13 @@ class WeightReader:
         model = self.whole(torch.promote_types(plan.dtype, torch.float32))
         leave = {f"{path}.weight" for path in matrices(model, self.spec if plan.is_fused else None)}
         stored = None if plan.has_adapter else self.source.quantized_weight(self.spec)
-        return rounded(model, plan.dtype, self.spec, leave), WeightMaker(plan, self.source.name, stored)
+        return round_parameters(model, plan.dtype, self.spec, leave), WeightMaker(plan, self.source.name, stored)
 
     def whole(self, number_format: torch.dtype) -> Any:
         """Return the modules with all weights as numbers, and the adapter merged."""
 
         def in_format(dtype: torch.dtype) -> Any:
-            checkpoint, _ = counted(self.source.checkpoint(self.config, dtype, self.spec), self.source.name)
+            checkpoint, _ = count_reads(self.source.checkpoint(self.config, dtype, self.spec), self.source.name)
             return self._modules(checkpoint, dtype)
 
         if self.adapter is None:
@@ -408,7 +408,7 @@ class WeightReader:
         elif plan.mixture is not None:
             stored = source.blocks(spec)
         numbers_in = plan.dtype if plan.quantize is None else torch.float32
-        checkpoint, reading = counted(source.checkpoint(config, numbers_in, spec), source.name)
+        checkpoint, reading = count_reads(source.checkpoint(config, numbers_in, spec), source.name)
         unread = replace(checkpoint, unread=streamed(checkpoint.slices, config, spec))
         model = self._modules(unread, plan.dtype)
         numbers = stored_numbers(checkpoint.slices, config, spec)

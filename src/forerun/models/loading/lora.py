@@ -20,11 +20,11 @@ from forerun.errors import ConfigError, ModelLoadError, UnsupportedModelError
 from forerun.models.loading.folder import ModelFolder, local_path
 from forerun.models.loading.folder_source import FolderSource
 from forerun.models.loading.published_names import text_name, text_names
-from forerun.models.loading.transformers_modules import rounded
+from forerun.models.loading.transformers_modules import round_parameters
 from forerun.models.spec.decoder import DecoderSpec
 from forerun.utils.foreign_errors import as_load_errors
 from forerun.utils.json_file import Fields
-from forerun.utils.vocabulary import first_difference, shown, tokens_by_id
+from forerun.utils.vocabulary import first_difference, token_text, tokens_by_id
 
 # Settings that would change more than the weights of linear layers and embeddings are refused by name.
 
@@ -214,7 +214,7 @@ def with_adapter(
     """
     found = Adapter.read(adapter)
     _peft()
-    return rounded(found.merged(read(torch.promote_types(dtype, torch.float32)), str(name)), dtype, spec)
+    return round_parameters(found.merged(read(torch.promote_types(dtype, torch.float32)), str(name)), dtype, spec)
 
 
 def adapter_tokenizer(folder: str | Path, base: Any, name: str) -> Any:
@@ -234,9 +234,9 @@ def adapter_tokenizer(folder: str | Path, base: Any, name: str) -> Any:
     if first is not None:
         token_id, ours, theirs = first
         raise ModelLoadError(
-            f"adapter {folder}: token {token_id} of the tokenizer beside it is {shown(theirs)}, and {shown(ours)} in "
-            f"the vocabulary of {name}. Give the model that it was trained on; if the ids that the adapter was "
-            "trained with are the model's, take the tokenizer out of its folder."
+            f"adapter {folder}: token {token_id} of the tokenizer beside it is {token_text(theirs)}, and "
+            f"{token_text(ours)} in the vocabulary of {name}. Give the model that it was trained on; if the ids that "
+            "the adapter was trained with are the model's, take the tokenizer out of its folder."
         )
     return tokenizer
 

@@ -55,7 +55,7 @@ class Reading:
             listener(self._name, self._read, self._total)
 
 
-def counted(checkpoint: Checkpoint, name: str) -> tuple[Checkpoint, Reading]:
+def count_reads(checkpoint: Checkpoint, name: str) -> tuple[Checkpoint, Reading]:
     """Return the checkpoint with tensors that are counted when they are read, and what counts them. name: of the
     model."""
     reading = Reading(name, checkpoint.slices)

@@ -16,7 +16,7 @@ from forerun.errors import ModelLoadError, UnsupportedModelError
 from forerun.kernels.block_weight import BlockType, BlockWeight
 from forerun.kernels.quantize import QuantizedFormat, QuantizedWeight
 from forerun.models.fused.experts import apart, part_of
-from forerun.models.loading.configuration import parts_of
+from forerun.models.loading.configuration import with_text_config
 from forerun.models.loading.published_layouts import COMPUTED, METHODS, Index, Settings, Stored
 from forerun.models.loading.quantized_tensors import Dequantized
 from forerun.models.loading.weights import TensorSlice
@@ -48,7 +48,7 @@ def settings_of(fields: Fields) -> Settings | None:
     """
     found = [
         each
-        for part in parts_of(fields)
+        for part in with_text_config(fields)
         for key in _KEYS
         if key != _KEYS[-1] or isinstance(part.values.get(key), dict)
         if (each := part.fields(key, None)) is not None

@@ -69,7 +69,7 @@ class Stored(NamedTuple):
     weight: Callable[[Index], QuantizedWeight | BlockWeight] | None = None
 
 
-class Layout(NamedTuple):
+class WeightLayout(NamedTuple):
     """How a weight lies in tensors.
 
     Attributes:
@@ -333,29 +333,29 @@ def _hqq(parts: Parts, settings: Settings) -> Stored:
     return Stored(shape, numbers)
 
 
-_GPTQ = Layout("GPTQ", ".qweight", ("I32",), (".qzeros", ".scales"), _gptq, (".g_idx",), ".weight")
-_FLOAT8_OF = Layout("FP8", "", _FLOAT8, ("_scale",), partial(_float8, scale_part="_scale"))
-_INT8 = Layout(
+_GPTQ = WeightLayout("GPTQ", ".qweight", ("I32",), (".qzeros", ".scales"), _gptq, (".g_idx",), ".weight")
+_FLOAT8_OF = WeightLayout("FP8", "", _FLOAT8, ("_scale",), partial(_float8, scale_part="_scale"))
+_INT8 = WeightLayout(
     "int8", "", ("I8",), ("_scale",), partial(_bytes, scale_part="_scale", zero_part="_zero_point"), ("_zero_point",)
 )
-METHODS: Mapping[str, tuple[Layout, ...]] = {
+METHODS: Mapping[str, tuple[WeightLayout, ...]] = {
     "gptq": (_GPTQ,),
     "awq": (_GPTQ._replace(name="AWQ", read=_awq),),
     "compressed-tensors": (
-        Layout("packed integers", "_packed", ("I32",), ("_scale", "_shape"), _packed, ("_zero_point", "_g_idx")),
-        Layout(
+        WeightLayout("packed integers", "_packed", ("I32",), ("_scale", "_shape"), _packed, ("_zero_point", "_g_idx")),
+        WeightLayout(
             "NVFP4",
             "_packed",
             ("U8",),
             ("_scale", "_global_scale"),
             partial(_nvfp4, global_part="_global_scale", divides=True),
         ),
-        Layout("MXFP4", "_packed", ("U8",), ("_scale",), partial(_mxfp4, scale_part="_scale")),
+        WeightLayout("MXFP4", "_packed", ("U8",), ("_scale",), partial(_mxfp4, scale_part="_scale")),
         _INT8,
         _FLOAT8_OF,
     ),
     "bitsandbytes": (
-        Layout(
+        WeightLayout(
             "LLM.int8()",
             ".weight",
             ("I8",),
@@ -364,7 +364,7 @@ METHODS: Mapping[str, tuple[Layout, ...]] = {
             (".weight_format",),
             ".weight",
         ),
-        Layout(
+        WeightLayout(
             "NF4 or FP4",
             "",
             ("U8",),
@@ -373,22 +373,24 @@ METHODS: Mapping[str, tuple[Layout, ...]] = {
             (".nested_absmax", ".nested_quant_map", ".quant_state.bitsandbytes__nf4", ".quant_state.bitsandbytes__fp4"),
         ),
     ),
-    "mxfp4": (Layout("MXFP4", "_blocks", ("U8",), ("_scales",), partial(_mxfp4, scale_part="_scales")),),
+    "mxfp4": (WeightLayout("MXFP4", "_blocks", ("U8",), ("_scales",), partial(_mxfp4, scale_part="_scales")),),
     "fp8": (_FLOAT8_OF._replace(needed=("_scale_inv",), read=partial(_float8, scale_part="_scale_inv")), _FLOAT8_OF),
     "fbgemm_fp8": (_FLOAT8_OF,),
     "modelopt": (
-        Layout("NVFP4", "", ("U8",), ("_scale", "_scale_2"), partial(_nvfp4, global_part="_scale_2", divides=False)),
+        WeightLayout(
+            "NVFP4", "", ("U8",), ("_scale", "_scale_2"), partial(_nvfp4, global_part="_scale_2", divides=False)
+        ),
         _FLOAT8_OF,
     ),
     "quark": (_INT8, _FLOAT8_OF),
     "torchao": (
-        Layout(
+        WeightLayout(
             *("torchao's int8", "._weight_qdata", ("I8",), ("._weight_scale",)),
             partial(_bytes, scale_part="._weight_scale", zero_part="._weight_zero_point"),
             ("._weight_zero_point",),
             ".weight",
         ),
-        Layout(
+        WeightLayout(
             "torchao's FP8",
             "._weight_qdata",
             _FLOAT8,
@@ -399,7 +401,7 @@ METHODS: Mapping[str, tuple[Layout, ...]] = {
         ),
     ),
     "hqq": (
-        Layout(
+        WeightLayout(
             "HQQ",
             ".W_q",
             ("U8",),

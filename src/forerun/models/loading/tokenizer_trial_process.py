@@ -32,7 +32,7 @@ def values(value: Any) -> Iterator[Any]:
         yield from values(inner)
 
 
-def fault(tokenizer: dict[str, Any]) -> str | None:
+def oversized_part(tokenizer: dict[str, Any]) -> str | None:
     """Return which part of a tokenizer.json could make more of a text than fits into memory."""
     for stage in _STAGES:
         parts = list(values(tokenizer.get(stage)))
@@ -56,7 +56,7 @@ def attempt(content: str) -> str | None:
     from tokenizers import Tokenizer
 
     contents = json.loads(content)
-    if found := fault(contents):
+    if found := oversized_part(contents):
         return found
     tokenizer = Tokenizer.from_str(content)
     tokenizer.no_truncation()

@@ -19,7 +19,7 @@ from forerun.errors import ModelLoadError, UnsupportedModelError
 from forerun.models.families.table import refusal
 from forerun.models.loading.folder import TEKKEN, TOKENIZER
 from forerun.models.loading.tokenizer_trial import check_tokenizer, guarded
-from forerun.models.loading.weights import Checkpoint, check_layers, check_numbers, check_shapes, check_unused
+from forerun.models.loading.weights import Checkpoint, check_num_layers, check_numbers, check_shapes, check_unused
 from forerun.models.spec.decoder import DecoderSpec
 from forerun.utils.deferred import DeferredModule
 from forerun.utils.foreign_errors import REMEDY, as_load_errors
@@ -33,7 +33,7 @@ else:
 _log = logging.getLogger(__name__)
 
 
-def read_tokenizer(folder: Path, name: str, remedy: str) -> Any:
+def read_folder_tokenizer(folder: Path, name: str, remedy: str) -> Any:
     """Return the Transformers tokenizer of a folder, which raises RequestError where it fails.
 
     Args:
@@ -99,7 +99,7 @@ def read_model(name: str, config: Any, checkpoint: Checkpoint, dtype: torch.dtyp
     cls = _model_class(name, config)
     kind = f"{name} ({config.model_type})"
     num_nextn = getattr(config, "num_nextn_predict_layers", None) or 0
-    check_layers(checkpoint, config.num_hidden_layers, num_nextn, kind)
+    check_num_layers(checkpoint, config.num_hidden_layers, num_nextn, kind)
     options = _options(dtype, attention)
     check_shapes(checkpoint, _shapes(cls, config, options, kind, checkpoint), cls.base_model_prefix, kind)
     with as_load_errors(f"the weights of {name} cannot be read", REMEDY), quietly():
@@ -129,7 +129,7 @@ def empty_model(name: str, config: Any, dtype: torch.dtype, attention: str | Non
         return _empty(cls, config, _options(dtype, attention))
 
 
-def rounded(model: Any, dtype: torch.dtype, spec: DecoderSpec | None, leave: Collection[str] = ()) -> Any:
+def round_parameters(model: Any, dtype: torch.dtype, spec: DecoderSpec | None, leave: Collection[str] = ()) -> Any:
     """Round the model's parameters to this dtype, except those that are kept in float32, and those named in `leave`.
 
     spec: of a model that the fused decoder computes.
@@ -142,7 +142,7 @@ def rounded(model: Any, dtype: torch.dtype, spec: DecoderSpec | None, leave: Col
     return model
 
 
-def to_device(model: Any, device: torch.device) -> Any:
+def move_to_device(model: Any, device: torch.device) -> Any:
     """Move the model to a device. Placeholders (`Checkpoint.unread`) take no memory there either."""
     if device.type == "cpu":
         return model

@@ -16,7 +16,7 @@ from forerun.kernels.cpu.linear import Form, NativeLinear
 from forerun.kernels.quantize import QuantizedFormat, QuantizedWeight, quantize_int4, quantize_int8
 from forerun.kernels.torch.quantized_linear import QuantizedEmbedding
 from forerun.models.fused.experts import apart
-from forerun.models.linear import Linear, Part, make_quantized_linear
+from forerun.models.linear import Linear, LinearPart, make_quantized_linear
 from forerun.models.loading.fused_modules import by_parameter
 from forerun.models.loading.weights import TensorSlice
 from forerun.models.spec.decoder import DecoderSpec
@@ -104,7 +104,7 @@ class WeightMaker:
         self._slices = numbers or {}
         self._kept: tuple[str, QuantizedWeight] | None = None
 
-    def linear(self, parts: Sequence[Part], bias: Tensor | None = None, *, is_head: bool = False) -> Linear:
+    def linear(self, parts: Sequence[LinearPart], bias: Tensor | None = None, *, is_head: bool = False) -> Linear:
         """Make one layer whose outputs are those of the parts, concatenated (`Maker.linear`).
 
         Raises:
@@ -126,7 +126,7 @@ class WeightMaker:
                 self._read(part.name)
         return linear
 
-    def _as_stored(self, part: Part, form: Form) -> BlockWeight | QuantizedWeight | Tensor:
+    def _as_stored(self, part: LinearPart, form: Form) -> BlockWeight | QuantizedWeight | Tensor:
         """Return a weight as the files have it, or as numbers of the plan's dtype."""
         weight = self._from_files(part)
         if weight is None:
@@ -135,7 +135,7 @@ class WeightMaker:
         weight = weight if part.rows is None else weight.rows(part.rows)
         return weight.dequantize(form) if isinstance(form, torch.dtype) else weight
 
-    def embedding(self, part: Part) -> Tensor | QuantizedEmbedding:
+    def embedding(self, part: LinearPart) -> Tensor | QuantizedEmbedding:
         """Make the embedding (`Maker.embedding`). A tied output layer gets the same quantized values."""
         if self.plan.quantize is None:  # the native decoder makes a layer of the rows
             return self._numbers(part).to(self.plan.dtype)
@@ -143,7 +143,7 @@ class WeightMaker:
         self._kept = part.name, weight
         return QuantizedEmbedding(weight, self.plan.dtype)
 
-    def weight(self, part: Part, *, is_outer: bool = False) -> QuantizedWeight:
+    def weight(self, part: LinearPart, *, is_outer: bool = False) -> QuantizedWeight:
         """Return the quantized weight of one parameter, rows in the part's order. is_outer: of the embedding or the
         output layer.
 
@@ -168,10 +168,10 @@ class WeightMaker:
         self._kept = part.name, weight  # other rows of it may be another layer's
         return weight.rows(part.rows)
 
-    def _from_files(self, part: Part) -> BlockWeight | QuantizedWeight | None:
+    def _from_files(self, part: LinearPart) -> BlockWeight | QuantizedWeight | None:
         return None if self._stored is None else self._stored(part.name)
 
-    def _numbers(self, part: Part) -> Tensor:
+    def _numbers(self, part: LinearPart) -> Tensor:
         if part.name not in self._slices:
             return part.weight
         numbers: Tensor = self._slices[part.name][...]

@@ -89,7 +89,7 @@ class _Placeholder:
         return torch.zeros((), dtype=self.dtype).expand(self.get_shape())[index]
 
 
-def check_layers(checkpoint: Checkpoint, num_layers: int, num_nextn: int, name: str) -> None:
+def check_num_layers(checkpoint: Checkpoint, num_layers: int, num_nextn: int, name: str) -> None:
     """Raise an error if the configuration and the weights differ in their number of layers, before a model is made.
 
     Args:

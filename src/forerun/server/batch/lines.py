@@ -131,7 +131,7 @@ class BatchFile(Closing):
         self._file.seek(at)  # two ids with one hash
 
 
-def answer(asked: BatchLine, status: int, body: Mapping[str, Any]) -> dict[str, Any]:
+def answer_line(asked: BatchLine, status: int, body: Mapping[str, Any]) -> dict[str, Any]:
     """Return the line of the answers' file for a request."""
     name = answer_name(asked)
     response = {"status_code": status, "request_id": f"req_{name}", "body": body}
@@ -143,9 +143,9 @@ def answer_name(asked: BatchLine) -> str:
     return digest(f"{asked.index} {asked.custom_id}".encode())[:24]
 
 
-def refusal(asked: BatchLine, error: BaseException) -> dict[str, Any]:
+def refusal_line(asked: BatchLine, error: BaseException) -> dict[str, Any]:
     """Return the answer to a line that failed or is invalid."""
-    return answer(asked, *error_response(error))
+    return answer_line(asked, *error_response(error))
 
 
 def _custom_id(line: bytes) -> str | None:

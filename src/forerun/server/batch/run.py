@@ -11,7 +11,7 @@ from typing import Any
 from forerun.engine import LLM, EngineThread, Generation, StepOutput
 from forerun.engine.sequence import Request
 from forerun.errors import DeviceError, ForerunError, QueueFullError
-from forerun.server.batch.lines import BatchLine, answer, answer_name, refusal
+from forerun.server.batch.lines import BatchLine, answer_line, answer_name, refusal_line
 from forerun.server.protocol.answers import Asked, Chunks
 from forerun.server.protocol.model_texts import ModelTexts
 from forerun.server.protocol.requests import CompletionRequest, with_seed
@@ -133,7 +133,7 @@ class BatchRun:
             except DeviceError:  # nothing more can be computed, and what failed by it is no answer
                 raise
             except ForerunError as error:
-                self._done.append((batch_line.index, refusal(batch_line, error)))
+                self._done.append((batch_line.index, refusal_line(batch_line, error)))
                 yield None
                 continue
             active_line = _ActiveLine(batch_line, request, len(prompts))
@@ -192,12 +192,12 @@ class BatchRun:
         if active_line.num_left:
             return
         if active_line.error is not None:
-            made = refusal(active_line.batch_line, active_line.error)
+            made = refusal_line(active_line.batch_line, active_line.error)
         else:
             generations = [active_line.generations[place] for place in sorted(active_line.generations)]
             name = answer_name(active_line.batch_line)
             # it depends neither on the clock nor on other requests, so that the same batch has the same answers
             prompts = [generation.prompt_token_ids for generation in generations]
             asked = Asked(self._texts, active_line.request, prompts, self._model, name, created=0)
-            made = answer(active_line.batch_line, 200, Chunks(asked).whole(generations, details=False))
+            made = answer_line(active_line.batch_line, 200, Chunks(asked).whole(generations, details=False))
         self._done.append((active_line.batch_line.index, made))

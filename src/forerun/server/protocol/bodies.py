@@ -19,7 +19,7 @@ from forerun.config import MAX_NUM_DRAFT_TOKENS, MAX_TOP_LOGPROBS, NO_DRAFTER, G
 from forerun.drafters.parse_text import split_spec
 from forerun.errors import GrammarError, RequestBodyError, SamplingError
 from forerun.utils.fields import described
-from forerun.utils.json_file import kind_of
+from forerun.utils.json_file import described_value
 
 B = TypeVar("B", bound="Body")
 
@@ -72,7 +72,7 @@ Count = Annotated[int, Field(ge=1)]
 TopLogprobs = Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)]
 
 
-class Part(BaseModel):
+class BodyPart(BaseModel):
     """An object inside a body."""
 
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
@@ -162,7 +162,7 @@ def _refusal(error: ValidationError, model: type[Body]) -> RequestBodyError:
     if expected and (entry := next((each for each in place if isinstance(each, int)), None)) is not None:
         return RequestBodyError(f"{name} is wrong at entry {entry}: it must be {expected}. Correct it.", name)
     expected = expected or _WORDS.get(kind.removesuffix("_type"), message.removeprefix("Input should be "))
-    found = "missing; it" if kind == "missing" else f"{kind_of(value)}, but"
+    found = "missing; it" if kind == "missing" else f"{described_value(value)}, but"
     return RequestBodyError(f"{path} is {found} must be {expected}. Correct it, or leave it out.", name)
 
 
@@ -231,7 +231,7 @@ def _chosen_drafter(given: object) -> object:
     return {"drafter": name} | {key: int(value) for key, value in options.items()}
 
 
-class Drafting(Part):
+class Drafting(BodyPart):
     """Which drafter drafts, and how many tokens at most."""
 
     drafter: str | None = None
@@ -248,7 +248,7 @@ class TextPart(TypedDict):
 TextParts = Annotated[list[TextPart], Field(fail_fast=True)]
 
 
-def text_of(content: str | list[Any]) -> str:
+def content_text(content: str | list[Any]) -> str:
     """Return a text, or that of its parts."""
     return content if isinstance(content, str) else "".join(part["text"] for part in content)
 
@@ -262,14 +262,14 @@ class Function(TypedDict):
     strict: NotRequired[bool | None]
 
 
-class Prediction(Part):
+class PredictedOutput(BodyPart):
     """The expected output."""
 
     type: Literal["content"]
     content: str | TextParts
 
 
-class Schema(Part):
+class Schema(BodyPart):
     """A JSON schema with a name. Every schema is held to strictly."""
 
     name: str | None = None
@@ -297,7 +297,7 @@ class Format(Schema):
         return ("json_object", True) if definition is None else ("json", definition)
 
 
-class StructuredOutputs(Part):
+class StructuredOutputs(BodyPart):
     """The form of an answer, as in vLLM: one of these."""
 
     definition: dict[str, Any] | str | None = Field(None, alias="json")
@@ -364,7 +364,7 @@ class GenerationBody(Sampling):  # type: ignore[misc]  # its fields are those of
         description="true, false, the name of a drafter that the server has loaded, "
         '"SPECULATIVE:num_draft_tokens=4", or an object of "drafter" and "num_draft_tokens"',
     )
-    prediction: Prediction | None = Field(
+    prediction: PredictedOutput | None = Field(
         None,
         description='{"type": "content", "content": ...} with a text, or a list of {"type": "text", "text": ...}',
     )
@@ -383,7 +383,7 @@ class GenerationBody(Sampling):  # type: ignore[misc]  # its fields are those of
         if self.speculative is not None:
             given |= self.speculative.model_dump(exclude_none=True)
         if self.prediction is not None:
-            given["prediction"] = text_of(self.prediction.content)
+            given["prediction"] = content_text(self.prediction.content)
         try:
             return SamplingParams(**{**own, **given, **others})
         except SamplingError as error:

@@ -18,15 +18,15 @@ from forerun.engine.text import Detokenizer
 from forerun.errors import PromptError, RequestBodyError
 from forerun.server.protocol.answers import Asked, metrics
 from forerun.server.protocol.bodies import (
+    BodyPart,
     Count,
     Format,
     GenerationBody,
-    Part,
     Strings,
     TextPart,
     TextParts,
+    content_text,
     grammar_of,
-    text_of,
 )
 from forerun.server.protocol.requests import MESSAGES_URL, CompletionRequest, with_effort
 
@@ -58,14 +58,14 @@ class ToolResult(TypedDict):
 Block = Annotated[TextPart | ThinkingBlock | ToolUse | ToolResult, Field(discriminator="type")]
 
 
-class Turn(TypedDict):
+class MessageParam(TypedDict):
     """A message."""
 
     role: Literal["user", "assistant"]
     content: str | Annotated[list[Block], Field(fail_fast=True)]
 
 
-class FunctionTool(TypedDict):
+class CustomTool(TypedDict):
     """A function that the model may call."""
 
     type: NotRequired[Literal["custom"]]
@@ -75,7 +75,7 @@ class FunctionTool(TypedDict):
     strict: NotRequired[bool]
 
 
-class ToolChoice(Part):
+class ToolChoice(BodyPart):
     """Whether the model may call functions, or must; name: of the one that it must."""
 
     type: Literal["auto", "none", "any", "tool"]
@@ -83,14 +83,14 @@ class ToolChoice(Part):
     disable_parallel_tool_use: bool = False
 
 
-class Thinking(Part):
+class Thinking(BodyPart):
     """Whether the model thinks, where its chat template can switch it. A budget is not held to."""
 
     type: Literal["enabled", "adaptive", "disabled"]
     budget_tokens: Count | None = None
 
 
-class OutputConfig(Part):
+class OutputConfig(BodyPart):
     """The form of the answer, and how much the model thinks, where its chat template reads it."""
 
     format: Format | None = None
@@ -100,7 +100,7 @@ class OutputConfig(Part):
 class MessagesBody(GenerationBody):
     """The body of /v1/messages and, without max_tokens, of /v1/messages/count_tokens."""
 
-    messages: Annotated[list[Turn], Field(fail_fast=True)] = Field(
+    messages: Annotated[list[MessageParam], Field(fail_fast=True)] = Field(
         description="a list of messages of user and assistant, each a text or blocks of text, thinking, tool_use and "
         "tool_result: only text is read, no images or documents"
     )
@@ -108,7 +108,7 @@ class MessagesBody(GenerationBody):
     n: None = Field(None, description="left out, since there is one answer")
     max_tokens: Count | None = None
     stop_sequences: Strings | None = None
-    tools: Annotated[list[FunctionTool], Field(fail_fast=True)] | None = None
+    tools: Annotated[list[CustomTool], Field(fail_fast=True)] | None = None
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
@@ -142,7 +142,7 @@ class MessagesBody(GenerationBody):
 
     def _chat(self) -> list[dict[str, Any]]:
         """Return the messages of a chat."""
-        chat = [] if self.system is None else [{"role": "system", "content": text_of(self.system)}]
+        chat = [] if self.system is None else [{"role": "system", "content": content_text(self.system)}]
         for turn in self.messages:
             chat += _messages(turn["role"], turn["content"])
         return chat
@@ -173,8 +173,12 @@ def _messages(role: str, content: str | list[Any]) -> Iterator[dict[str, Any]]:
         return
     texts, thoughts, uses, results = ([block for block in content if block["type"] == kind] for kind in _KINDS)
     for result in results:
-        yield {"role": "tool", "tool_call_id": result["tool_use_id"], "content": text_of(result.get("content", ""))}
-    message: dict[str, Any] = {"role": role, "content": text_of(texts)}
+        yield {
+            "role": "tool",
+            "tool_call_id": result["tool_use_id"],
+            "content": content_text(result.get("content", "")),
+        }
+    message: dict[str, Any] = {"role": role, "content": content_text(texts)}
     if thoughts:
         message["reasoning_content"] = "".join(block["thinking"] for block in thoughts)
     if uses:

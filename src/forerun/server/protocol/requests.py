@@ -20,12 +20,12 @@ from forerun.engine.chat_template import Prompt, encode
 from forerun.engine.sequence import Request
 from forerun.errors import ContextLengthError, GrammarError, PromptError, RequestBodyError
 from forerun.server.protocol.bodies import (
+    BodyPart,
     Count,
     Format,
     Function,
     GenerationBody,
     Objects,
-    Part,
     Strings,
     StructuredOutputs,
     TokenIds,
@@ -42,7 +42,7 @@ DEFAULT_COMPLETION_TOKENS = 16
 """max_tokens of a completion that does not say, as OpenAI's. Of a chat it is what the context holds."""
 
 
-class StreamOptions(Part):
+class StreamOptions(BodyPart):
     """What a stream holds beside the text.
 
     Attributes:
@@ -195,13 +195,13 @@ class Tool(TypedDict):
 CheckedTool = Annotated[Tool, WrapValidator(lambda tool, check: check(tool) and tool)]
 
 
-class ChosenName(Part):
+class ChosenName(BodyPart):
     """The name of a function."""
 
     name: str
 
 
-class ChosenTool(Part):
+class ChosenTool(BodyPart):
     """The tool that must be called."""
 
     type: Literal["function"]

@@ -20,14 +20,14 @@ from forerun.errors import RequestBodyError
 from forerun.server.kept_responses import KeptResponse, KeptResponses
 from forerun.server.protocol.answers import Asked, chat_logprobs, metrics
 from forerun.server.protocol.bodies import (
+    BodyPart,
     Count,
     Format,
     Function,
     GenerationBody,
-    Part,
     TopLogprobs,
+    content_text,
     grammar_of,
-    text_of,
 )
 from forerun.server.protocol.requests import CompletionRequest, with_effort, with_read_calls
 
@@ -86,9 +86,9 @@ def _chat(items: Seq[Any]) -> list[dict[str, Any]]:
     for item in items:
         kind = item.get("type", "message")
         if kind == "reasoning":
-            thought += text_of(item.get("content") or "")
+            thought += content_text(item.get("content") or "")
         elif kind == "function_call_output":
-            chat.append({"role": "tool", "tool_call_id": item["call_id"], "content": text_of(item["output"])})
+            chat.append({"role": "tool", "tool_call_id": item["call_id"], "content": content_text(item["output"])})
         elif kind == "function_call":
             if not chat or chat[-1]["role"] != "assistant":
                 chat.append({"role": "assistant", "content": ""})
@@ -97,14 +97,14 @@ def _chat(items: Seq[Any]) -> list[dict[str, Any]]:
             chat[-1].setdefault("tool_calls", []).append(call)
         else:
             role = "system" if item["role"] == "developer" else item["role"]
-            chat.append({"role": role, "content": text_of(item["content"])})
+            chat.append({"role": role, "content": content_text(item["content"])})
         if thought and kind in ("message", "function_call") and chat[-1]["role"] == "assistant":
             chat[-1]["reasoning_content"] = thought
             thought = ""
     return chat
 
 
-class Reasoning(Part):
+class Reasoning(BodyPart):
     """How much the model thinks, where its chat template reads it. Thoughts are given as they are, in no summary."""
 
     effort: str | None = None
@@ -117,14 +117,14 @@ class FunctionTool(Function):
     type: Literal["function"]
 
 
-class ChosenTool(Part):
+class ToolChoiceFunction(BodyPart):
     """The tool that must be called."""
 
     type: Literal["function"]
     name: str
 
 
-class TextOptions(Part):
+class TextOptions(BodyPart):
     """The form of the text."""
 
     format: Format | None = None
@@ -146,7 +146,7 @@ class ResponseBody(GenerationBody):
     text: TextOptions | None = None
     reasoning: Reasoning | None = None
     tools: Annotated[list[FunctionTool], Field(fail_fast=True)] | None = None
-    tool_choice: Literal["auto", "none", "required"] | ChosenTool | None = Field(
+    tool_choice: Literal["auto", "none", "required"] | ToolChoiceFunction | None = Field(
         None, description="'auto', 'none', 'required', or {\"type\": \"function\", \"name\": ...}"
     )
     parallel_tool_calls: bool | None = None
@@ -177,7 +177,7 @@ class ResponseBody(GenerationBody):
             messages = [{"role": "system", "content": self.instructions}, *messages]
         choice = self.tool_choice
         tools = () if self.tool_choice == "none" else chat_tools(self.tools)
-        tool = choice.name if isinstance(choice, ChosenTool) else None
+        tool = choice.name if isinstance(choice, ToolChoiceFunction) else None
         return CompletionRequest(
             RESPONSES_URL,
             self.model,

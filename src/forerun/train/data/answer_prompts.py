@@ -46,7 +46,11 @@ class Overlap:
     """
 
     def __init__(self, evaluation: Sequence[str]) -> None:
-        cases = [case for workload in [*workloads.names(), *evaluation] for case in workloads.load(workload)]
+        cases = [
+            case
+            for workload in [*workloads.bundled_workloads(), *evaluation]
+            for case in workloads.load_workload(workload)
+        ]
         self.num_prompts = len(cases)
         self._runs = {run for case in cases for text in case.texts for run in word_runs(text)}
 
@@ -72,7 +76,7 @@ def read_prompts(files: Sequence[Path], *, chat: bool) -> list[Case]:
     """
     found: dict[object, Case] = {}
     for path in files:
-        for case in workloads.load(str(path)):
+        for case in workloads.load_workload(str(path)):
             if chat and case.prompt:
                 case = replace(case, prompt="", messages=({"role": "user", "content": case.prompt},))
             key = case.prompt, tuple(tuple(message.items()) for message in case.messages), case.turns

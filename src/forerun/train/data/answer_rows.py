@@ -165,7 +165,7 @@ def _former(out: Path, made_from: dict[str, Any]) -> PackedShard | None:
     return rows if rows.made_from == made_from else None
 
 
-def tokenizer_of(target: str) -> Any:
+def target_tokenizer(target: str) -> Any:
     """Load the tokenizer of a target. Raises ConfigError where it has none."""
     tokenizer = find_tokenizer(target)
     if tokenizer is None:

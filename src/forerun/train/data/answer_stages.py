@@ -16,7 +16,7 @@ from forerun.engine import LLM, Choice
 from forerun.errors import ConfigError, PromptError, SamplingError
 from forerun.train.corpus import hash_fraction
 from forerun.train.data.answer_file import AnswerLine, ChatText
-from forerun.train.data.mixture import fault, likeness, writer
+from forerun.train.data.mixture import likeness, prompt_fault, writer
 from forerun.train.defaults import AnswerMaking
 from forerun.train.loop import StageProgress
 from forerun.utils.files import digest
@@ -109,7 +109,7 @@ class Stages:
                 for index in wave:
                     found = journal.get(index)
                     text = found.get("answer", "").strip()
-                    why = "length" if not found.get("complete") else fault(text, self._options.language)
+                    why = "length" if not found.get("complete") else prompt_fault(text, self._options.language)
                     if why is None and likeness(text) in kept:
                         why = "likeness"
                     if why is not None:

@@ -79,7 +79,7 @@ def make_answers(
         given = read_prompts(prompts, chat=chat)
         if not chat:
             given = _without_chats(given, console)
-        made = _compute(stages, llm, plan(given, text, options, chat=chat), text, options, overlap, console)
+        made = _compute(stages, llm, plan_prompts(given, text, options, chat=chat), text, options, overlap, console)
         record = _write(out, made, head)
         remove(folder)
     kinds = ", ".join(f"{kind} {count:,}" for kind, count in record["kinds"].items())
@@ -87,7 +87,9 @@ def make_answers(
     return record
 
 
-def plan(given: list[Case], text: list[Path], options: AnswerMaking, *, chat: bool) -> tuple[list[Case], int, int]:
+def plan_prompts(
+    given: list[Case], text: list[Path], options: AnswerMaking, *, chat: bool
+) -> tuple[list[Case], int, int]:
     """Choose the number of prompts of each origin.
 
     Returns:

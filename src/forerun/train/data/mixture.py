@@ -193,7 +193,7 @@ def writer(number: int) -> tuple[str, str]:
     return list(WRITERS.items())[number % len(WRITERS)]
 
 
-def fault(text: str, language: str = "en") -> str | None:
+def prompt_fault(text: str, language: str = "en") -> str | None:
     """Return in a word why a text is no prompt to train on; None for one that is."""
     words = [word.lower() for word in _WORD.findall(text)]
     if not CHARACTERS[0] <= len(text) <= CHARACTERS[1] or len(words) < MIN_WORDS:

@@ -18,10 +18,10 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from forerun.models.decoders import llama_refusal
 from forerun.train.accelerator import (
     columns_of,
+    copy_to_device,
     device_of,
     model_vocabulary,
     products_in,
-    to_device,
     training_device,
 )
 from forerun.train.checkpoint import LoopState, load_checkpoint, pin, pin_target, pinned
@@ -81,7 +81,7 @@ class DistillationLoss:
         """
         assert isinstance(draft, PreTrainedModel)
         where = device_of(draft)
-        tokens, ids, probs, documents, wanted = (to_device(tensor, where) for tensor in rows)
+        tokens, ids, probs, documents, wanted = (copy_to_device(tensor, where) for tensor in rows)
         ids = ids.long()
         counted = wanted[:, 1:]
         if self.columns is not None:
@@ -128,7 +128,7 @@ def variation_share(progress: float, start: float, ramp: float = 0.1) -> float:
     return min(1.0, max(0.0, (progress - start) / ramp))
 
 
-def train(
+def train_stages(
     target: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     rows: PackedShard,

@@ -14,7 +14,7 @@ from forerun.speculation.predictor import CostsByK
 from forerun.train.card import CARD, NOT_JUDGED, stage_record, versions
 from forerun.train.checkpoint import METRICS, LoopState
 from forerun.train.data.packed import PackedShard
-from forerun.train.heads.evaluate import HeadScore, shown
+from forerun.train.heads.evaluate import HeadScore, cell_text
 from forerun.utils.files import write_bytes, write_json
 
 PICTURE = "curves.png"
@@ -76,11 +76,11 @@ class HeadReport:
         parts = f"target {_ms(costs.target[k])}, head {_ms(costs.draft[k])}, engine {_ms(costs.rest[k])}"
         steps = f"plain step {_ms(costs.plain)}; with K={k}: {parts}"
         length = f"mean acceptance length {score.mean_acceptance_length:.3f}"
-        length += f"; acceptance by position: {shown(score.per_position)}"
+        length += f"; acceptance by position: {cell_text(score.per_position)}"
         return [
             f"- Greedy chains of {k} on {answers}: {length if score.reached[0] else 'nothing to judge by'}",
             f"- By tokens of context: {by_context or 'no greedy answers'}",
-            f"- Overlap at temperature 1 by position: {shown(score.overlap)}; length {score.expected_length:.3f}",
+            f"- Overlap at temperature 1 by position: {cell_text(score.overlap)}; length {score.expected_length:.3f}",
             f"- Predicted speed-up over plain decoding here: {speedups} ({steps})",
         ]
 
@@ -89,7 +89,7 @@ def _ms(seconds: float) -> str:
     return f"{1000 * seconds:.1f} ms"
 
 
-def build_record(
+def head_record(
     *,
     command: str,
     target: dict[str, Any],
@@ -124,7 +124,7 @@ def build_record(
     }
 
 
-def write_card(folder: Path, record: dict[str, Any], report: HeadReport, picture: str | None) -> None:
+def write_head_card(folder: Path, record: dict[str, Any], report: HeadReport, picture: str | None) -> None:
     """Write `README.md` and `training.json` into a head's folder."""
     write_json(folder / TRAINING_RECORD, record, error=ConfigError)
     data = record["data"]

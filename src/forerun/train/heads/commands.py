@@ -27,16 +27,16 @@ from forerun.speculation.predictor import CostsByK
 from forerun.train.accelerator import device_name, dtype_name, product_type, reuse_memory, training_device
 from forerun.train.block import BlockKind
 from forerun.train.checkpoint import DTYPE, run_in, run_type
-from forerun.train.data.answer_rows import read_rows, tokenizer_of
+from forerun.train.data.answer_rows import read_rows, target_tokenizer
 from forerun.train.data.packed import PackedDocument, PackedShard, pack
 from forerun.train.defaults import AUTO
 from forerun.train.eagle import EagleKind
 from forerun.train.evaluate import batches_of_one_length, write_on
-from forerun.train.heads.card import PICTURE, REMEDY, HeadReport, build_record, draw_curves, write_card
-from forerun.train.heads.evaluate import HeldOut, shown
+from forerun.train.heads.card import PICTURE, REMEDY, HeadReport, draw_curves, head_record, write_head_card
+from forerun.train.heads.evaluate import HeldOut, cell_text
 from forerun.train.heads.module import HeadModule
 from forerun.train.heads.options import BlockTraining, EagleTraining, MedusaTraining
-from forerun.train.heads.run import train
+from forerun.train.heads.run import run_training
 from forerun.train.heads.start import HeadKind, draft_vocabulary, target_config, token_counts
 from forerun.train.heads.target_states import TrainingTarget, check_states, frozen_model
 from forerun.train.loop import StageProgress
@@ -121,12 +121,12 @@ def train_head(
         k = kind.num_draft_tokens
         during = start.held_out(options.held_out_rows, k, console)
         evaluate = _evaluation(during, console) if during else None
-        state = train(start.head, start.target, start.rows, work, kind, console, evaluate, end)
+        state = run_training(start.head, start.target, start.rows, work, kind, console, evaluate, end)
         last = during if options.minutes else start.held_out(FINAL_ROWS, k, console)
         kind.finish(start.head, lambda count: start.held_out(options.held_out_rows, count, console))
-        report = measure(start, last, k)
+        report = measure_head(start, last, k)
         model = start.inference_target
-        record = build_record(
+        record = head_record(
             command=command,
             target={"name": model.name, "number_format": number_format(model)},
             config=start.head.config,
@@ -143,7 +143,7 @@ def train_head(
         form = number_format(model)
         save_head(out, head.config, head.tensors, head.d2t, record, fingerprint=fingerprint, number_format=form)
         has_picture = draw_curves(work, out)
-        write_card(out, record, report, PICTURE if has_picture else None)
+        write_head_card(out, record, report, PICTURE if has_picture else None)
         for line in report.lines() + ([] if has_picture else [REMEDY]):
             console.print(line, highlight=False, markup=False, soft_wrap=True)
 
@@ -153,9 +153,9 @@ def _evaluation(held_out: HeldOut, console: Console) -> Callable[[HeadModule], f
 
     def evaluate(head: HeadModule) -> float:
         found = held_out.score(head)
-        greedy = shown(found.per_position) if found.reached[0] else "drawn, no answer is greedy"
+        greedy = cell_text(found.per_position) if found.reached[0] else "drawn, no answer is greedy"
         length = f"mean acceptance length {found.score:.3f} ({greedy})"
-        console.print(f"{length}, overlap {shown(found.overlap)}", highlight=False)
+        console.print(f"{length}, overlap {cell_text(found.overlap)}", highlight=False)
         return found.score
 
     return evaluate
@@ -172,7 +172,7 @@ def prepare_head(name: str, data: Path, work: Path, kind: HeadKind[Any], console
     reuse_memory()
     inference_target = load_model(name, device=where)
     model = frozen_model(name, where, run_type(work, options.dtype, where))
-    tokenizer = tokenizer_of(name)
+    tokenizer = target_tokenizer(name)
     rows = read_rows(data, inference_target, tokenizer, work / "packed", options.window, console)
     config = kind.config(name, inference_target, rows.window)
     counts = token_counts(rows)
@@ -192,7 +192,7 @@ def prepare_head(name: str, data: Path, work: Path, kind: HeadKind[Any], console
     return PreparedRun(inference_target, target, rows, head.to(where), vocabulary, coverage, kind)
 
 
-def measure(start: PreparedRun, held_out: HeldOut, num_draft_tokens: int) -> HeadReport:
+def measure_head(start: PreparedRun, held_out: HeldOut, num_draft_tokens: int) -> HeadReport:
     """Measure score and costs of a head."""
     first = start.rows.batch(0, 1, 0)
     prompt = first.tokens[0][first.documents[0] == 0].tolist()
@@ -241,7 +241,7 @@ def evaluate_head(
     reuse_memory()
     where = training_device(device)
     target = load_model(name, device=where)
-    tokenizer = tokenizer_of(name)
+    tokenizer = target_tokenizer(name)
     stored = load_head(folder, target_config(name).num_hidden_layers)
     make_kind = _KINDS.get(type(stored.config))
     vocabulary = stored.token_ids
@@ -266,12 +266,12 @@ def evaluate_head(
         if not held_out:
             raise ConfigError(f"{data} has no held-out answers. Give more data, or leave --data out.")
         start = PreparedRun(target, parts, rows, head.to(where), vocabulary, 0.0, kind)
-        return measure(start, held_out, num_draft_tokens)
+        return measure_head(start, held_out, num_draft_tokens)
 
 
 def _continuations(model: Any, tokenizer: Any, new_tokens: int) -> Iterator[PackedDocument]:
     """Continue the bundled prompts at temperature 0."""
-    prompts = [encode_text(tokenizer, case.prompt, special=True) for case in workloads.load("code")]
+    prompts = [encode_text(tokenizer, case.prompt, special=True) for case in workloads.load_workload("code")]
     for batch in batches_of_one_length(prompts):
         for tokens in write_on(model, batch.to(model.device), new_tokens, 0.0, 0).tolist():
             first = len(tokens) - new_tokens

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from forerun.train.accelerator import device_of
 from forerun.train.data.packed import NO_DOCUMENT, PackedShard
-from forerun.train.evaluate import expected_chains, greedy_chains
+from forerun.train.evaluate import accepted_chains, expected_chains
 from forerun.train.heads.module import HeadModule, HeadRows, head_rows
 from forerun.train.heads.target_states import HeadInputs, TrainingTarget
 
@@ -273,11 +273,11 @@ def _count(found: HeadScore, rows: HeadRows, matches: Tensor, overlaps: Tensor, 
             found.survived = [a + b for a, b in zip(found.survived, survived, strict=True)]
             if float(greedy[first : last + 1].float().mean()) >= GREEDY_SHARE:
                 found.greedy_documents += 1
-                for at, run in greedy_chains(matches[:, here], last - first + 1):
+                for at, run in accepted_chains(matches[:, here], last - first + 1):
                     found.add_chain(first + at + 2 - start, run)
         start += length
 
 
-def shown(values: Sequence[float]) -> str:
+def cell_text(values: Sequence[float]) -> str:
     """Format numbers for a table's cell."""
     return " ".join(f"{value:.3f}" for value in values)

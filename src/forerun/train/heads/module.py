@@ -13,7 +13,7 @@ from forerun.drafters.models.block.config import BlockConfig
 from forerun.drafters.models.eagle.config import EagleConfig
 from forerun.drafters.models.heads.config import HeadConfig
 from forerun.errors import ConfigError
-from forerun.train.accelerator import SHAPE_STEP, to_device
+from forerun.train.accelerator import SHAPE_STEP, copy_to_device
 from forerun.train.data.packed import NO_DOCUMENT
 
 
@@ -200,15 +200,15 @@ class HeadRows:
     def to(self, where: torch.device) -> HeadRows:
         """Return the rows with their tensors on a device."""
         return HeadRows(
-            token_ids=to_device(self.token_ids, where),
+            token_ids=copy_to_device(self.token_ids, where),
             lengths=self.lengths,
-            states=to_device(self.states, where),
-            positions=to_device(self.positions, where),
-            active=to_device(self.active, where),
-            tokens=to_device(self.tokens, where),
-            predictors=to_device(self.predictors, where),
-            rows=to_device(self.rows, where),
-            valid=to_device(self.valid, where),
+            states=copy_to_device(self.states, where),
+            positions=copy_to_device(self.positions, where),
+            active=copy_to_device(self.active, where),
+            tokens=copy_to_device(self.tokens, where),
+            predictors=copy_to_device(self.predictors, where),
+            rows=copy_to_device(self.rows, where),
+            valid=copy_to_device(self.valid, where),
             segments=self.segments,
         )
 

@@ -13,7 +13,7 @@ import torch
 from rich.console import Console
 from torch import Tensor, nn
 
-from forerun.train.accelerator import device_of, dtype_name, to_device
+from forerun.train.accelerator import copy_to_device, device_of, dtype_name
 from forerun.train.checkpoint import DTYPE, LoopState, load_checkpoint, pin
 from forerun.train.data.packed import PackedShard
 from forerun.train.heads.module import Augmentation, HeadModule, head_rows
@@ -44,7 +44,7 @@ _FORMER_SIZES = {"num_heads": 0, "num_kv_heads": 0, "head_dim": 0}
 """What were options once, which runs that were begun then have written down: a run with other values is refused."""
 
 
-def train(
+def run_training(
     head: HeadModule,
     target: TrainingTarget,
     rows: PackedShard,
@@ -147,6 +147,6 @@ class HeadLoss:
         else:
             states = self._cache.of(target.states, tokens, documents).to(where)
         augment = Augmentation(DROPOUT, NOISE, int(numbers[0]))
-        embeddings = target.embeddings(to_device(rows.token_ids, where))
+        embeddings = target.embeddings(copy_to_device(rows.token_ids, where))
         inputs = HeadInputs(target, rows, states, embeddings, augment)
         return self._kind.summed_loss(model, inputs, piece) * (float(shares[0]) / len(tokens))

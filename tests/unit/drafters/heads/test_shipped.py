@@ -19,7 +19,7 @@ def test_their_weights_are_small() -> None:
 @pytest.mark.parametrize("name", ["eagle", "eagle-tree", "block", "medusa", "medusa-tree"])
 def test_the_bundled_targets_draft(name: str) -> None:
     target, tokenizer = load_model("bundled"), load_tokenizer("bundled")
-    prompts = [case.prompt for case in workloads.load("code", 2)]
+    prompts = [case.prompt for case in workloads.load_workload("code", 2)]
     plain = LLM(target, None, tokenizer=tokenizer).generate(prompts, GREEDY)
     drafted = LLM(target, name, num_draft_tokens=3, tokenizer=tokenizer).generate(prompts, GREEDY)
     assert [each.token_ids for each in drafted] == [each.token_ids for each in plain]

@@ -13,7 +13,7 @@ import pytest
 from forerun.drafters.lookup.rest import index_file as file
 from forerun.drafters.lookup.rest.build import append_index, build_index
 from forerun.drafters.lookup.rest.index import Index
-from forerun.drafters.lookup.rest.index_file import IndexHeader, read_header
+from forerun.drafters.lookup.rest.index_file import IndexHeader, read_index_header
 from forerun.errors import ConfigError
 
 
@@ -31,7 +31,7 @@ def rewrite(path: Path, **changes: Any) -> None:
 
 
 def test_the_header(path: Path) -> None:
-    header, start = read_header(path)
+    header, start = read_index_header(path)
     assert start == 4096
     assert header == IndexHeader(7, 2, 2, 8, 9, "some", "abc", header.checksum)
     assert path.stat().st_size == 4096 + 7 * (2 + 4)
@@ -182,7 +182,7 @@ def test_a_refusal_by_the_header_comes_before_the_data_are_read(path: Path) -> N
 
 def test_a_long_name_takes_another_page(tmp_path: Path) -> None:
     build_index(tmp_path / "i", [[1, 2]], 9, tokenizer="é" * 3000)
-    header, start = read_header(tmp_path / "i")
+    header, start = read_index_header(tmp_path / "i")
     assert (start % 4096, header.tokenizer) == (0, "é" * 3000) and start > 4096
     assert Index(tmp_path / "i").tokens.tolist() == [1, 2, 65_535]
 

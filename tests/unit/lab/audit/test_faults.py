@@ -10,7 +10,7 @@ from faults import FAULTS, sizes_for
 from forerun.lab.audit.bits_layer import bits_layer
 from forerun.lab.audit.certificate import Layer
 from forerun.lab.audit.engine_layer import engine_layer
-from forerun.lab.audit.local import audit
+from forerun.lab.audit.local import run_audit
 from forerun.lab.audit.rule_layer import TRIED, rule_layer
 from forerun.lab.audit.settings import SAMPLED, AuditOptions, quick
 
@@ -73,7 +73,7 @@ def test_whole_audits(fault: str, world: World, monkeypatch: pytest.MonkeyPatch)
     """The default grid: the certificate names the layer."""
     plant, layer = FAULTS[fault]
     plant(monkeypatch, world.target)
-    certificate = audit(world.audited, PROMPTS, sizes_for(layer))
+    certificate = run_audit(world.audited, PROMPTS, sizes_for(layer))
     assert certificate.verdict == "fail"
     assert layer in certificate.failed
     assert layer in certificate.headline
@@ -82,5 +82,5 @@ def test_whole_audits(fault: str, world: World, monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.slow
 def test_a_whole_audit_without_a_fault(world: World) -> None:
     """At quick sizes, as `make check` runs it."""
-    certificate = audit(world.audited, PROMPTS, quick(AuditOptions()))
+    certificate = run_audit(world.audited, PROMPTS, quick(AuditOptions()))
     assert certificate.verdict == "pass", certificate.layers

@@ -13,10 +13,10 @@ from forerun import LLM, SamplingParams
 from forerun.errors import ConfigError
 from forerun.kernels.cpu import native
 from forerun.lab.bench.compare import HF_PLAIN, PLAIN, MethodRun, assisted_name, reduce_runs
-from forerun.lab.bench.forward import REFERENCE, TRANSFORMERS, measure as measure_forward
-from forerun.lab.bench.generate import UNNAMED, Methods, measure, position_table, reduce_by_category, tables
+from forerun.lab.bench.forward import REFERENCE, TRANSFORMERS, time_forwards
+from forerun.lab.bench.generate import UNNAMED, Methods, position_table, reduce_by_category, run_methods, tables
 from forerun.lab.bench.measure import Timed
-from forerun.lab.bench.methods import Reference, beside, generate, method_name
+from forerun.lab.bench.methods import Reference, beside, generate_once, method_name
 from forerun.lab.bench.prompts import BenchPrompt
 
 PROMPT = [5, 3, 8, 5, 3, 8, 5, 3]
@@ -35,7 +35,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_generation_says_what_was_drafted() -> None:
     model = FakeModel(order=1, eos_token_ids=range(11))  # order 1 soon repeats itself
     expected = model.greedy(PROMPT, 40)
-    run = generate(llm(model, "prompt-lookup"), PROMPT, SamplingParams(temperature=0, max_tokens=40, ignore_eos=True))
+    run = generate_once(
+        llm(model, "prompt-lookup"), PROMPT, SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
+    )
     assert run.token_ids == expected
     assert 0 < run.num_accepted <= run.num_drafted
     assert run.num_forwards < 40
@@ -46,7 +48,7 @@ def test_transformers_and_forerun_say_the_same_in_float64(folder: Path) -> None:
     target, draft = Reference(folder, "float64"), Reference(folder, "float64")
     engines = {PLAIN: own, method_name("draft-model", 3): LLM(own.target, folder, num_draft_tokens=3)}
     requests = [BenchPrompt("a", "", PROMPT), BenchPrompt("b", "", [5, 3])]
-    runs = measure(Methods(engines, target, draft, [3]), requests, GREEDY, 2)
+    runs = run_methods(Methods(engines, target, draft, [3]), requests, GREEDY, 2)
     names = [PLAIN, method_name("draft-model", 3), HF_PLAIN, assisted_name(3)]
     assert list(runs) == names
     for name in names:
@@ -61,7 +63,7 @@ def test_all_stop_at_the_end_of_text_if_asked(folder: Path) -> None:
     said = own.generate(PROMPT, GREEDY).token_ids
     own.target.eos_token_ids = frozenset(said[4:5])  # type: ignore[misc]
     methods = Methods({PLAIN: own}, Reference(folder, "float64"))
-    runs = measure(methods, [BenchPrompt("a", "", PROMPT)], replace(GREEDY, ignore_eos=False), 1)
+    runs = run_methods(methods, [BenchPrompt("a", "", PROMPT)], replace(GREEDY, ignore_eos=False), 1)
     assert {len(run.value.token_ids) for each in runs.values() for run in each} == {said.index(said[4]) + 1}
 
 
@@ -69,7 +71,7 @@ def test_rows_by_category_with_acceptance_by_position() -> None:
     model = FakeModel(order=1)
     engines = {PLAIN: llm(model), "drafting": llm(model, "prompt-lookup")}
     requests = [BenchPrompt("a", "x", PROMPT), BenchPrompt("b", "", PROMPT[2:]), BenchPrompt("c", "x", PROMPT[1:])]
-    rows = reduce_by_category(measure(Methods(engines), requests, GREEDY, 2), requests, 2)
+    rows = reduce_by_category(run_methods(Methods(engines), requests, GREEDY, 2), requests, 2)
     assert list(rows) == ["", "x", UNNAMED]
     plain, drafting = rows["x"]
     assert plain.method == PLAIN
@@ -93,7 +95,7 @@ def test_acceptance_by_position_is_of_the_drafts_that_reached_it() -> None:
 def test_the_parts_of_a_step_are_told(folder: Path) -> None:
     own = LLM(str(folder), None, dtype="float32")
     methods = Methods({PLAIN: own, "drafted": LLM(own.target, folder, num_draft_tokens=3)})
-    plain, drafted = reduce_runs(measure(methods, [BenchPrompt("a", "", PROMPT)], GREEDY, 1))
+    plain, drafted = reduce_runs(run_methods(methods, [BenchPrompt("a", "", PROMPT)], GREEDY, 1))
     for row in (plain, drafted):
         step, target, draft = row.step
         assert step > target + draft and target > 0
@@ -109,7 +111,7 @@ def test_an_engine_beside_another_shares_its_target() -> None:
 
 
 def test_forwards_are_measured_for_every_path_and_number_of_rows(folder: Path) -> None:
-    rows = measure_forward(str(folder), ["float64"], [1, 3], 9, rounds=2, others=True)
+    rows = time_forwards(str(folder), ["float64"], [1, 3], 9, rounds=2, others=True)
     assert [(row.method, row.rows) for row in rows] == [
         (method, k) for method in (TRANSFORMERS, "fused", "general") for k in (1, 3)
     ]
@@ -118,14 +120,14 @@ def test_forwards_are_measured_for_every_path_and_number_of_rows(folder: Path) -
 
 
 def test_forwards_beside_reference_kernels_and_of_codes(folder: Path) -> None:
-    rows = measure_forward(str(folder), ["bfloat16"], [3], 9, rounds=1, others=True)
+    rows = time_forwards(str(folder), ["bfloat16"], [3], 9, rounds=1, others=True)
     assert [row.method for row in rows if row.method != REFERENCE] == [TRANSFORMERS, "fused", "general"]
     assert (REFERENCE in [row.method for row in rows]) == (native() is not None)
-    (llama,) = measure_forward(str(folder), ["int8"], [20], 1, rounds=1)
+    (llama,) = time_forwards(str(folder), ["int8"], [20], 1, rounds=1)
     assert llama.over_transformers is None and llama.growth is None
     assert llama.seconds.median > 0
 
 
 def test_rows_that_do_not_fit_the_context_are_refused(folder: Path) -> None:
     with pytest.raises(ConfigError, match="1024"):
-        measure_forward(str(folder), ["float32"], [5], 1020, rounds=1)
+        time_forwards(str(folder), ["float32"], [5], 1020, rounds=1)

@@ -12,7 +12,7 @@ import traffic_world
 from forerun.errors import ConfigError
 from forerun.lab.bench.journal import journal_results
 from forerun.lab.bench.report.markdown import markdown, warnings_of
-from forerun.lab.results.files import as_object, load, save
+from forerun.lab.results.files import as_object, load_results, save_results
 
 
 def test_figures_by_category_and_drafter(tmp_path: Path) -> None:
@@ -34,8 +34,8 @@ def test_figures_by_category_and_drafter(tmp_path: Path) -> None:
     ]
     assert found.tables[0].rows[4][3:] == ["22", "101", "2.02", "42 %", "100.0", "100.0", "10.0", "6.6"]
     assert found.target is not None and found.target.name == "bundled" and found.environment.cores == 2
-    save(found, tmp_path / "j.json")
-    assert as_object(load(tmp_path / "j.json")) == as_object(found)
+    save_results(found, tmp_path / "j.json")
+    assert as_object(load_results(tmp_path / "j.json")) == as_object(found)
 
 
 def test_the_page(tmp_path: Path) -> None:

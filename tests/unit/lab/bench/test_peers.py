@@ -15,8 +15,8 @@ from fake_peers import BODIES, SCRIPTS, fake_interpreter
 from forerun.errors import ConfigError
 from forerun.lab.bench.peers import peer as one_peer
 from forerun.lab.bench.peers.peer import Peer, PeerAnswer, PeerError, PeerProcess
-from forerun.lab.bench.peers.rows import classes, report
-from forerun.lab.bench.peers.run import MeasuredPeers, Peers, PeerSpec, measure, read_spec, start_of
+from forerun.lab.bench.peers.rows import classes, peers_report
+from forerun.lab.bench.peers.run import MeasuredPeers, Peers, PeerSpec, read_spec, run_peers, start_of
 from forerun.lab.bench.prompts import BenchPrompt, check_lengths
 from measured import QUIET
 
@@ -32,7 +32,7 @@ def run(*programs: Path, requests: list[BenchPrompt] = REQUESTS, rounds: int = 1
     ready: list[str] = []
     with closing(Peers(ready.append)) as peers:
         started(peers, *programs)
-        return measure(peers, requests, 6, rounds)
+        return run_peers(peers, requests, 6, rounds)
 
 
 def test_peers_take_turns_and_are_compared(tmp_path: Path) -> None:
@@ -155,7 +155,7 @@ def test_classes_of_precision_and_their_references(tmp_path: Path) -> None:
 def test_the_report_names_instruction_sets_and_who_is_missing(tmp_path: Path) -> None:
     old, new = fake_interpreter(tmp_path), fake_interpreter(tmp_path, precision="int8", instructions="AVX2 AVX512_VNNI")
     measured = run(old, new, fake_interpreter(tmp_path, "exits at start"))
-    made = report(measured, old.name, "3 prompts", {"model": "m"}, avx512=True)
+    made = peers_report(measured, old.name, "3 prompts", {"model": "m"}, avx512=True)
     text = made.text(QUIET, markdown=True)
     assert "AVX2; without AVX-512, which the processor has" in text and "AVX512_VNNI;" not in text
     assert f"### 16 bit, 3 prompts; ratios over {old.name}, plain" in text

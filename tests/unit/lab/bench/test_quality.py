@@ -14,7 +14,7 @@ from forerun.errors import ConfigError
 from forerun.export.quantized import export_quantized
 from forerun.kernels.cpu import native
 from forerun.lab.bench.prompts import BenchPrompt
-from forerun.lab.bench.quality import INT8_CACHE, Scored, measure, scored_texts
+from forerun.lab.bench.quality import INT8_CACHE, Scored, compare_formats, scored_texts
 from forerun.models import load_model
 
 IDS = [(7 * i + i * i) % 96 for i in range(300)]
@@ -40,7 +40,7 @@ def test_figures_are_those_of_their_definitions(tmp_path: Path) -> None:
     folder = make_family("llama", tmp_path)
     texts = {"all": [Scored(IDS, 1), Scored(IDS[:9], 6)], "late": [Scored(IDS, 280)]}
     formats = ["bfloat16", INT8_CACHE, "int4"]
-    rows = {(row.workload, row.number_format): row for row in measure(folder, formats, lambda _: texts)}
+    rows = {(row.workload, row.number_format): row for row in compare_formats(folder, formats, lambda _: texts)}
     assert rows["all", "int4"].tokens == 299 + 3 and rows["late", "int4"].tokens == 20
     logprobs = {}
     for name, model in {"float32": load_model(folder, "float32"), "int4": load_model(folder, quantize="int4")}.items():
@@ -64,9 +64,9 @@ def test_figures_are_those_of_their_definitions(tmp_path: Path) -> None:
 def test_codes_have_no_float32_model_to_compare_with(tmp_path: Path) -> None:
     export_quantized(make_family("llama", tmp_path), tmp_path / "int8", "int8")
     with pytest.raises(ConfigError, match=r"holds int8 weights.*Give the model that they were made from"):
-        measure(tmp_path / "int8", ["int4"], lambda _: {"all": [Scored(IDS, 1)]})
+        compare_formats(tmp_path / "int8", ["int4"], lambda _: {"all": [Scored(IDS, 1)]})
 
 
 def test_float32_beside_itself_costs_nothing(tmp_path: Path) -> None:
-    (row,) = measure(make_family("llama", tmp_path), ["float32"], lambda _: {"all": [Scored(IDS, 1)]})
+    (row,) = compare_formats(make_family("llama", tmp_path), ["float32"], lambda _: {"all": [Scored(IDS, 1)]})
     assert (row.lost, row.divergence, row.agreement) == (0, pytest.approx(0, abs=1e-12), 1)

@@ -10,7 +10,7 @@ import torch
 from forerun.errors import ConfigError
 from forerun.kernels.cpu import native
 from forerun.lab.bench import random_model
-from forerun.lab.bench.forward import measure
+from forerun.lab.bench.forward import time_forwards
 from forerun.lab.bench.random_model import Shape, opened
 from forerun.models import Rows, find_tokenizer, load_model
 from forerun.models.loading.gguf.file import GgufFile
@@ -59,12 +59,12 @@ def test_the_file_has_the_wanted_bits(name: str, number_format: str, types: tupl
 def test_a_forward_reads_all_weights_with_their_scales() -> None:
     if native() is None:
         pytest.skip("the native kernels are not available")
-    (one, two) = measure("random:tied", ["int4"], [1, 2], 9, rounds=1)
+    (one, two) = time_forwards("random:tied", ["int4"], [1, 2], 9, rounds=1)
     assert (one.method, one.rows, two.rows, one.nbytes) == ("fused", 1, 2, two.nbytes)
     layer = 256 * 256 + 2 * 128 * 256 + 256 * 256 + 3 * 256 * 320
     norms = 2 * (2 * 256 + 2 * 64) + 256
     assert one.nbytes == 2 * layer * 18 / 32 + 512 * (256 + 4) + norms * 4  # Q4_0, 8 bits by output channel, float32
-    (row,) = measure("random:untied", ["bfloat16"], [1], 9, rounds=1)
+    (row,) = time_forwards("random:untied", ["bfloat16"], [1], 9, rounds=1)
     weights = 2 * 96 * 96 + 2 * 32 * 96 + 3 * 96 * 64
     assert row.nbytes == 2 * (weights + 304 * 96) + 4 * 3 * 96  # the output layer's blocks are whole; no embedding
 
@@ -78,7 +78,7 @@ def test_a_prompt_has_one_row_of_logits(monkeypatch: pytest.MonkeyPatch) -> None
         return forward(self, rows)
 
     monkeypatch.setattr(Model, "forward", noted)
-    measure("random:untied", ["bfloat16"], [64, 65], 9, rounds=1)
+    time_forwards("random:untied", ["bfloat16"], [64, 65], 9, rounds=1)
     assert (64, 64) in asked and (65, 1) in asked and not {(65, None), (65, 65)} & set(asked)
 
 

@@ -10,7 +10,7 @@ from doubles import FakeModel, Scripted
 from forerun import LLM, SamplingParams
 from forerun.drafters import Drafter, Hybrid, PromptLookup
 from forerun.lab.bench.priced_run import EchoModel, Setting, priced_run
-from forerun.lab.bench.replay import MedianCurve, compare, replayed_costs, sources_of, target_costs
+from forerun.lab.bench.replay import MedianCurve, replay_counts, replayed_costs, sources_of, target_costs
 from forerun.models import Rows
 from forerun.speculation import CostModel, FixedPolicy, TrimmingPolicy
 from forerun.types import Draft, Sequence
@@ -98,7 +98,7 @@ def guess(sequence: Sequence, most: int) -> Draft:
 
 
 def test_auto_is_near_the_best_and_never_below_plain() -> None:
-    good = compare(setting(), "good", [PROMPT] * 4, [PARAMS] * 4, [1, 2, 4, 8])
+    good = replay_counts(setting(), "good", [PROMPT] * 4, [PARAMS] * 4, [1, 2, 4, 8])
     assert good.best.name != "plain"
     assert good.auto_over_best > 0.9
     assert good.auto_over_plain == pytest.approx(good.auto_over_best * good.best_over_plain)
@@ -113,7 +113,7 @@ def test_auto_is_near_the_best_and_never_below_plain() -> None:
     def wrong() -> Drafter:
         return Wrong()
 
-    bad = compare(setting(wrong, 0.5), "bad", [PROMPT] * 4, [PARAMS] * 4, [1, 4])
+    bad = replay_counts(setting(wrong, 0.5), "bad", [PROMPT] * 4, [PARAMS] * 4, [1, 4])
     assert bad.best.name == "plain"
     assert bad.auto_over_plain > 0.97
 
@@ -133,8 +133,8 @@ def test_costs_are_measured() -> None:
 @pytest.mark.parametrize("params", [PARAMS, SamplingParams(temperature=1.2, seed=3, max_tokens=50)])
 def test_an_echo_gives_the_verdicts_of_the_target(params: SamplingParams) -> None:
     prompts = [PROMPT, PROMPT[:3], [7, 7, 7]]
-    real = compare(setting(), "real", prompts, [params] * 3, [1, 4, 9])
-    echo = compare(setting(echo=True), "echo", prompts, [params] * 3, [1, 4, 9])
+    real = replay_counts(setting(), "real", prompts, [params] * 3, [1, 4, 9])
+    echo = replay_counts(setting(echo=True), "echo", prompts, [params] * 3, [1, 4, 9])
     assert echo.fixed == real.fixed
     assert echo.auto == real.auto
     assert real.fixed[1].mean_nodes > 0

@@ -13,7 +13,7 @@ import pytest
 
 from forerun.errors import ConfigError
 from forerun.lab.bench.serve import load, rows
-from forerun.lab.bench.serve.load import DRIVER, PLAIN, Load, LoadWindow, MeasuredLoad, ServingArm, measure
+from forerun.lab.bench.serve.load import DRIVER, PLAIN, Load, LoadWindow, MeasuredLoad, ServingArm, measure_loads
 from forerun.lab.bench.serve.requests import EventReader, LoadRequest, Prompts, TimedRequest, error_of
 from forerun.lab.bench.serve.servers import InProcessEngine, MeasuredServer, started
 from forerun.utils.workloads import Case
@@ -136,7 +136,7 @@ def test_all_arms_get_the_same_requests(served: Served) -> None:
                     ServingArm("it", PLAIN, partial(server.send, **OFF)),
                     ServingArm(DRIVER, "", inside.send),
                 ]
-                return await measure(arms, [Load(1), Load(3), Load(rate=200.0)], requests(), each=1, rounds=2)
+                return await measure_loads(arms, [Load(1), Load(3), Load(rate=200.0)], requests(), each=1, rounds=2)
 
     measured = asyncio.run(run())
     assert [len(each.windows) for each in measured] == [3, 3, 3]
@@ -151,11 +151,11 @@ def test_all_arms_get_the_same_requests(served: Served) -> None:
     assert all(row.same_text == 1 for row in made if row.arm.name == "it")
     figures = rows.figures(made)
     assert {"tokens_per_second", "over_plain", "goodput", "first_token_p99"} <= {each.name for each in figures}
-    runs = [run for each in measured for run in rows.run_rows(each, 0.0)]
+    runs = [run for each in measured for run in rows.serve_run_rows(each, 0.0)]
     assert len(runs) == 2 * (3 * 8 + 3 * 8 + 3 * 1)
     assert "it, 3 at once" in {run.method for run in runs}
     assert len(rows.prompt_tokens(measured)) == 4
-    table = rows.table("x", made, DRIVER)
+    table = rows.serve_table("x", made, DRIVER)
     assert "over driver thread" in table.header and "failed" not in table.header
 
 
@@ -198,9 +198,9 @@ def test_loads_keep_their_pattern() -> None:
         return answered(0, 1)
 
     arm = ServingArm("it", "", send)
-    assert len(asyncio.run(load.run(arm, Load(3), requests() * 5, 0)).answers) == 20
+    assert len(asyncio.run(load.run_window(arm, Load(3), requests() * 5, 0)).answers) == 20
     assert most == 3
-    window = asyncio.run(load.run(arm, Load(rate=2000.0), requests() * 5, 0))
+    window = asyncio.run(load.run_window(arm, Load(rate=2000.0), requests() * 5, 0))
     assert most > 3 and window.seconds > 0.002
 
 
@@ -218,7 +218,7 @@ def test_an_interrupt_leaves_the_rounds_that_are_whole() -> None:
     async def run() -> list[MeasuredLoad]:
         nonlocal task
         arms = [ServingArm("one", "", send), ServingArm("two", "", send)]
-        task = asyncio.ensure_future(measure(arms, [Load(1), Load(2)], requests(), 1, 5))
+        task = asyncio.ensure_future(measure_loads(arms, [Load(1), Load(2)], requests(), 1, 5))
         return await task
 
     task: asyncio.Future[list[MeasuredLoad]] = None  # type: ignore[assignment]
@@ -235,7 +235,7 @@ def test_an_arm_that_answers_nothing_is_an_error() -> None:
 
     for send, said in ((refused, "no such model"), (empty, "no text")):
         with pytest.raises(ConfigError, match=said):
-            asyncio.run(measure([ServingArm("it", "", send)], [Load(1)], requests(), 1, 1))
+            asyncio.run(measure_loads([ServingArm("it", "", send)], [Load(1)], requests(), 1, 1))
 
 
 def test_a_server_that_does_not_come_up_is_told() -> None:

@@ -13,7 +13,7 @@ import pytest
 from forerun.errors import ConfigError
 from forerun.lab.bench.report import pictures as draw
 from forerun.lab.bench.report.markdown import markdown, warnings_of
-from forerun.lab.results.files import load
+from forerun.lab.results.files import load_results
 from forerun.lab.results.schema import DrafterFacts, Figure, Results, TableFacts
 from measured import QUIET, forwards, generated, loads, qualities
 
@@ -135,6 +135,6 @@ def test_benchmarks_md_is_what_is_made_of_the_committed_results() -> None:
     """`make report` writes it."""
     files = sorted((ROOT / "benchmarks").glob("*.json"))
     head = (ROOT / "benchmarks" / "head.md").read_text(encoding="utf-8")
-    made = markdown([load(path) for path in files], head)
+    made = markdown([load_results(path) for path in files], head)
     assert files and (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8") == made
     assert sum(path.stat().st_size for path in files) < 800_000

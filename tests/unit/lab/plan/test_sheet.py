@@ -10,7 +10,7 @@ import pytest
 from forerun.errors import ConfigError
 from forerun.lab.plan.machines import ACCELERATORS, Machine, Overheads, Placed, accelerator, roofline_costs
 from forerun.lab.plan.options import PlanOptions
-from forerun.lab.plan.shapes import ModelShape, counted, model_shape
+from forerun.lab.plan.shapes import ModelShape, counted_shape, model_shape
 from forerun.lab.plan.sheet import BOUND, CALIBRATED, MEASURED, make_plan
 from forerun.speculation.predictor import ChainAcceptance, CostsByK
 
@@ -66,7 +66,7 @@ def test_devices_share_the_weights_and_wait_for_each_other() -> None:
 def test_measured_parts_are_added_to_the_bound() -> None:
     costs = Overheads(layer=1e-5, layer_row=1e-6, step=1e-3, token=1e-4)
     here = Machine("here", None, lambda _: 1e10, 1e12, costs)
-    shape, draft = counted("a", 10**8), ModelShape("b", 10**7, 10**7, layers=2)
+    shape, draft = counted_shape("a", 10**8), ModelShape("b", 10**7, 10**7, layers=2)
     bound = roofline_costs(Placed(shape, here), Placed(draft, here), 1, 0, 2)
     one = 2e7 / 1e10 + 2 * (1e-5 + 1e-6)
     assert bound.draft == pytest.approx([0, one + 1e-4, 2 * (one + 1e-4)])
@@ -78,7 +78,7 @@ def test_measured_parts_are_added_to_the_bound() -> None:
 
 def test_heads_that_draft_in_one_pass_cost_one() -> None:
     shape = ModelShape("head", 10**8, 10**8, one_pass=True)
-    drafting = roofline_costs(Placed(counted("a", 10**9), H100), Placed(shape, H100), 1, 0, 4).draft
+    drafting = roofline_costs(Placed(counted_shape("a", 10**9), H100), Placed(shape, H100), 1, 0, 4).draft
     assert drafting[0] == 0 and drafting[1] == drafting[4] > 0
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from forerun.errors import ConfigError
 from forerun.kernels.provenance import Watch
-from forerun.lab.results.files import as_object, command_line, load, save
+from forerun.lab.results.files import as_object, command_line, load_results, save_results
 from forerun.lab.results.schema import DrafterFacts, Figure, PromptFacts, Results, RunRow, TableFacts, TargetFacts
 
 
@@ -36,8 +36,8 @@ def results() -> Results:
 
 def test_what_is_written_is_read_again(tmp_path: Path) -> None:
     before = results()
-    save(before, tmp_path / "r.json")
-    after = load(tmp_path / "r.json")
+    save_results(before, tmp_path / "r.json")
+    after = load_results(tmp_path / "r.json")
     assert as_object(after) == as_object(before)
     assert after.rows[0] == replace(before.rows[0], reached=(3, 1), accepted=(2, 0))
     assert after.figures[1].value is None
@@ -62,13 +62,13 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
 def test_what_is_wrong_is_said(tmp_path: Path, change: dict[str, Any], message: str) -> None:
     (tmp_path / "r.json").write_text(json.dumps(as_object(results()) | change))
     with pytest.raises(ConfigError, match=message):
-        load(tmp_path / "r.json")
+        load_results(tmp_path / "r.json")
 
 
 def test_nan_is_no_number_and_no_end(tmp_path: Path) -> None:
     text = json.dumps(as_object(results()) | {"figures": [{"name": "x", "labels": {}, "value": math.nan}]})
     (tmp_path / "r.json").write_text(text)
-    assert load(tmp_path / "r.json").figures[0].value is None
+    assert load_results(tmp_path / "r.json").figures[0].value is None
 
 
 def test_commands_name_no_folders_of_the_machine() -> None:

@@ -12,7 +12,7 @@ import traffic_world
 from forerun.errors import ConfigError
 from forerun.lab.bench.journal import is_journal, read_journal
 from forerun.server import traffic_records as recorder
-from forerun.server.traffic_records import MOST_CATEGORIES, OTHER, Recorder, check_place
+from forerun.server.traffic_records import MOST_CATEGORIES, OTHER, Recorder, check_journal_path
 
 ANSWERS = traffic_world.ANSWERS
 
@@ -74,7 +74,7 @@ def test_the_bound_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 def test_another_file_is_neither_read_nor_written_into(tmp_path: Path, content: bytes, reason: str) -> None:
     path = tmp_path / "mine"
     path.write_bytes(content)
-    for use in (read_journal, check_place, lambda path: Recorder(path, 1 << 20, traffic_world.begun())):
+    for use in (read_journal, check_journal_path, lambda path: Recorder(path, 1 << 20, traffic_world.begun())):
         with pytest.raises(ConfigError, match=reason):
             use(path)
     assert path.read_bytes() == content
@@ -82,9 +82,9 @@ def test_another_file_is_neither_read_nor_written_into(tmp_path: Path, content: 
 
 def test_places_that_cannot_be(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is a folder"):
-        check_place(tmp_path)
+        check_journal_path(tmp_path)
     with pytest.raises(ConfigError, match="no folder"):
-        check_place(tmp_path / "no" / "j")
+        check_journal_path(tmp_path / "no" / "j")
     with pytest.raises(ConfigError, match="cannot be read"):
         read_journal(tmp_path / "j")
     (tmp_path / "empty").touch()

@@ -10,7 +10,7 @@ import pytest
 from forerun.config import NO_DRAFTER
 from forerun.errors import ConfigError
 from forerun.lab.tune.arms import PLAIN, TuningArm
-from forerun.lab.tune.config_file import check_place, write_config
+from forerun.lab.tune.config_file import check_config_path, write_config
 
 
 def write(path: Path, arm: TuningArm, chat: bool = True, **settings: object) -> None:
@@ -44,11 +44,11 @@ def test_a_file_never_names_code_to_run(tmp_path: Path) -> None:
 
 def test_only_its_own_file_is_replaced(tmp_path: Path) -> None:
     path = tmp_path / "forerun.toml"
-    check_place(path)
+    check_config_path(path)
     write(path, TuningArm("suffix"))
-    check_place(path)
+    check_config_path(path)
     path.write_text("[generate]\nmodel = 'mine'\n")
     with pytest.raises(ConfigError, match="was not written by forerun tune"):
-        check_place(path)
+        check_config_path(path)
     with pytest.raises(ConfigError, match="does not exist"):
-        check_place(tmp_path / "no" / "forerun.toml")
+        check_config_path(tmp_path / "no" / "forerun.toml")

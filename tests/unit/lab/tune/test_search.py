@@ -10,7 +10,7 @@ from forerun.config import AUTO
 from forerun.lab.tune.arms import PLAIN, Trial, TuningArm, Unit
 from forerun.lab.tune.ledger import Ledger, Round, run_round
 from forerun.lab.tune.outcome import Answer, TuningVerdict, confirm, judge
-from forerun.lab.tune.search import finalists, kept, search
+from forerun.lab.tune.search import finalists, kept_arms, search
 from forerun.speculation.predictor import SpeedPrediction
 from simulated_trials import Simulated, costs
 
@@ -137,9 +137,9 @@ def test_an_interrupt_leaves_what_is_known() -> None:
 
 def test_the_better_half_stays_and_the_finalists_with_it() -> None:
     ranked = [TuningArm("a", 1), TuningArm("b", 2), TuningArm("c", 3), TuningArm("d", AUTO), TuningArm("e", AUTO)]
-    assert kept(ranked) == [*ranked[:3], TuningArm("d", AUTO)]
+    assert kept_arms(ranked) == [*ranked[:3], TuningArm("d", AUTO)]
     mixed = [TuningArm("a", 1), TuningArm("b", 2), TuningArm("c", AUTO), TuningArm("d", AUTO), TuningArm("a", AUTO)]
-    assert kept(mixed) == [*mixed[:3], TuningArm("a", AUTO)]
+    assert kept_arms(mixed) == [*mixed[:3], TuningArm("a", AUTO)]
     assert finalists(ranked) == [TuningArm("a", 1), TuningArm("d", AUTO)]
 
 

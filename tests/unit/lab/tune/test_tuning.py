@@ -12,10 +12,10 @@ from forerun import LLM, SamplingParams
 from forerun.drafters import PromptLookup
 from forerun.errors import ConfigError
 from forerun.lab.bench.prompts import BenchPrompt
-from forerun.lab.results.files import as_object, load, save
+from forerun.lab.results.files import as_object, load_results, save_results
 from forerun.lab.tune.arms import PLAIN, TuningArm
 from forerun.lab.tune.engines import EngineTrials
-from forerun.lab.tune.tuning import Task, check_requests, tune, units
+from forerun.lab.tune.tuning import Task, check_requests, find_fastest, units
 
 PARAMS = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
 REQUESTS = [BenchPrompt(f"prompt {n}", "", [5, 3, 8, 5, 3, 8, 5, n]) for n in range(8)]
@@ -48,14 +48,14 @@ class Breaking(PromptLookup):
 
 
 def test_all_of_it_from_prompts_to_an_outcome(tmp_path: Path) -> None:
-    outcome = tune(task(drafters=("prompt-lookup", "suffix", "eagle")), Quiet())
+    outcome = find_fastest(task(drafters=("prompt-lookup", "suffix", "eagle")), Quiet())
     assert "eagle" in outcome.refused
     assert outcome.finalists and {round_.unit[0] % 2 for round_ in outcome.report.rounds} == {1}
     assert {round_.unit[0] % 2 for round_ in outcome.search.rounds} == {0}
     assert all(trial.same_text for arm in outcome.finalists for trial in outcome.report.trials(arm))
     facts = outcome.results("forerun tune", _target(), _environment(), {"minutes": 1.0})
-    save(facts, tmp_path / "r.json")
-    read = load(tmp_path / "r.json")
+    save_results(facts, tmp_path / "r.json")
+    read = load_results(tmp_path / "r.json")
     assert read.kind == "tune" and len(read.rows) == len(facts.rows) > 0
     assert {figure.name for figure in read.figures} == {"over_plain"}
     assert as_object(read)["details"]["verdict"] == outcome.verdict.answer
@@ -64,7 +64,7 @@ def test_all_of_it_from_prompts_to_an_outcome(tmp_path: Path) -> None:
 
 def test_a_drafter_that_breaks_is_told_without_its_text_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Breaking, "count", 0)
-    outcome = tune(task(drafters=(f"{__name__}:Breaking", "suffix")), Quiet())
+    outcome = find_fastest(task(drafters=(f"{__name__}:Breaking", "suffix")), Quiet())
     broken = {arm.drafter: reason for arm, reason in outcome.failed.items()}
     assert f"{__name__}:Breaking" in broken  # hybrids with it are tried too where there is time
     assert all("Breaking" in drafter for drafter in broken)
@@ -81,7 +81,7 @@ def test_ctrl_c_leaves_what_is_known() -> None:
             if self.count == 3:
                 raise KeyboardInterrupt
 
-    outcome = tune(task(), Impatient())
+    outcome = find_fastest(task(), Impatient())
     assert outcome.interrupted and len(outcome.search.rounds) == 1
     assert "Interrupted" in outcome.verdict.reason
     assert outcome.tables()[0].rows
@@ -89,10 +89,10 @@ def test_ctrl_c_leaves_what_is_known() -> None:
 
 def test_a_time_too_short_for_one_comparison_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match=r"1e-08 minutes are too short: they were over .* --minutes"):
-        tune(task(seconds=6e-7), Quiet())
+        find_fastest(task(seconds=6e-7), Quiet())
     monkeypatch.setattr(EngineTrials, "now", lambda _: 0.0)
     with pytest.raises(ConfigError, match=r"1e-08 minutes are too short: one answer takes .* --minutes"):
-        tune(task(seconds=6e-7), Quiet())
+        find_fastest(task(seconds=6e-7), Quiet())
 
 
 def test_the_end_of_the_time_gives_up_the_trial_that_runs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,7 +104,7 @@ def test_the_end_of_the_time_gives_up_the_trial_that_runs(monkeypatch: pytest.Mo
 
     late, seconds = Late(), 20.0
     monkeypatch.setattr(EngineTrials, "now", lambda _: 1.01 * seconds if late.over else 0.0)
-    outcome = tune(task(seconds), late)
+    outcome = find_fastest(task(seconds), late)
     assert not outcome.interrupted and outcome.tables()[0].rows
     assert "The time was up while arms were chosen" in outcome.verdict.reason
 
@@ -137,7 +137,7 @@ def test_several_requests_at_once_are_one_trial() -> None:
     plain, drafted = (trials.run(arm, (0, 1, 2)) for arm in (PLAIN, TuningArm("suffix", 4)))
     assert plain.num_tokens == drafted.num_tokens == 3 * 24
     assert drafted.same_text and drafted.num_forwards < plain.num_forwards
-    outcome = tune(task(levels=[1, 2]), Quiet())
+    outcome = find_fastest(task(levels=[1, 2]), Quiet())
     assert outcome.levels() == [1, 2]
     assert any("at 2 requests" in table.header for table in outcome.tables())
 

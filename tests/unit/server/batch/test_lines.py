@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from forerun.errors import ConfigError
-from forerun.server.batch.lines import BatchFile, BatchLine, refusal
+from forerun.server.batch.lines import BatchFile, BatchLine, refusal_line
 
 
 def line(custom_id: object = "a", body: Any = None, **fields: Any) -> str:
@@ -59,7 +59,7 @@ def test_a_line_that_cannot_be_served(tmp_path: Path, text: str, words: str, par
         bad, good = file.requests(lambda _: True, "it", 4096)
     assert good.request is not None
     assert bad.request is None and bad.error is not None and words in str(bad.error) and bad.error.param == param
-    made = json.loads(json.dumps(refusal(bad, bad.error), ensure_ascii=False).encode())
+    made = json.loads(json.dumps(refusal_line(bad, bad.error), ensure_ascii=False).encode())
     assert made["custom_id"] == bad.custom_id and made["error"] is None
     assert made["response"]["status_code"] == 400
     assert made["response"]["body"]["error"]["param"] == param

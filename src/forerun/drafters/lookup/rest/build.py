@@ -19,7 +19,7 @@ from forerun.drafters.lookup.rest.index import Index
 from forerun.drafters.lookup.rest.index_file import (
     IndexHeader,
     check_sortable,
-    read_header,
+    read_index_header,
     sort_suffixes,
     token_bytes_for,
     write_file,
@@ -94,7 +94,7 @@ def append_index(
     Raises:
         ConfigError: another tokenizer; else as `build_index`, and as `Index`.
     """
-    read_header(path)
+    read_index_header(path)
     with locked(path, ConfigError, wait=True):
         index = Index(path)
         old = index.header

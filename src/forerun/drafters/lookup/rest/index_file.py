@@ -188,7 +188,7 @@ def write_file(
     return written
 
 
-def read_header(path: Path) -> tuple[IndexHeader, int]:
+def read_index_header(path: Path) -> tuple[IndexHeader, int]:
     """Read the header, and return it with the offset of the tokens in the file. The data are not read.
 
     Raises:
@@ -265,9 +265,9 @@ def open_file(path: Path, check: Callable[[IndexHeader], None] = lambda header: 
         check: may refuse an index by its header before the data are read.
 
     Raises:
-        ConfigError: as `read_header`; the checksum differs.
+        ConfigError: as `read_index_header`; the checksum differs.
     """
-    header, start = read_header(path)
+    header, start = read_index_header(path)
     check(header)
     try:
         if start + header.num_data_bytes <= MAX_IN_MEMORY:

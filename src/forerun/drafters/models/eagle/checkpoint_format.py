@@ -17,9 +17,9 @@ from forerun.drafters.models.heads.config import (
     OUTPUT,
     as_stored,
     fused_layers,
+    head_rope_parameters,
     refuse_features,
     refuse_unserved,
-    rope_parameters,
     speculators_entry,
     token_tables,
 )
@@ -361,7 +361,7 @@ def _llama_settings(config: EagleConfig, dtype: str) -> dict[str, Any]:
         "mlp_bias": False,
         "rms_norm_eps": config.rms_norm_eps,
         "rope_theta": config.rope_theta,
-        "rope_parameters": rope_parameters(config),
+        "rope_parameters": head_rope_parameters(config),
         "max_position_embeddings": config.max_positions,
         "tie_word_embeddings": False,
     }

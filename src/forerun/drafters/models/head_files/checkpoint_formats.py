@@ -26,13 +26,13 @@ from forerun.drafters.models.heads.config import (
     T2D,
     HeadConfig,
     StoredHead,
+    check_finite,
     check_forms,
     check_shape,
-    check_values,
     checked_d2t,
 )
 from forerun.drafters.models.heads.fingerprint import embedding_fingerprint
-from forerun.drafters.models.heads.weights_file import WEIGHTS, Slice, open_slices
+from forerun.drafters.models.heads.weights_file import WEIGHTS, Slice, open_head_slices
 from forerun.errors import ModelLoadError, UnsupportedModelError
 from forerun.utils.foreign_errors import REMEDY, as_load_errors
 from forerun.utils.json_file import Fields
@@ -56,7 +56,7 @@ def read_public(folder: Path, settings: Fields, num_layers: int | None) -> Store
     """
     source = str(folder)
     with as_load_errors(f"{folder / WEIGHTS}: the weights are damaged", REMEDY):
-        stored = open_slices(folder)
+        stored = open_head_slices(folder)
         config = public_config_of(settings, stored, source, num_layers)
         is_eagle_3 = isinstance(config, EagleConfig) and config.version == 3
         return _head(config, _renamed(stored, source) if is_eagle_3 else stored, settings, source)
@@ -108,7 +108,7 @@ def _head(
     wanted = config.tensors()
     check_forms(config, found, source, ModelLoadError, REMEDY)
     tensors = {name: found[name][...] for name in wanted}
-    check_values(tensors, source, ModelLoadError, REMEDY)
+    check_finite(tensors, source, ModelLoadError, REMEDY)
     form = "speculators" if SPECULATORS in settings.values else "DFlash" if is_block(settings) else config.kind
     return StoredHead(config, tensors, d2t, fingerprint, form=form)
 

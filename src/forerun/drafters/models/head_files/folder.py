@@ -26,7 +26,7 @@ from forerun.drafters.models.eagle.config import EagleConfig
 from forerun.drafters.models.head_files.checkpoint_formats import ASSISTANT, public_config_of, read_public
 from forerun.drafters.models.heads.config import FLOATS, HeadConfig, StoredHead, TensorSpec, check_loaded, checked_d2t
 from forerun.drafters.models.heads.fingerprint import Fingerprint, FingerprintedTarget, same_target, target_fingerprint
-from forerun.drafters.models.heads.weights_file import WEIGHTS, open_slices
+from forerun.drafters.models.heads.weights_file import WEIGHTS, open_head_slices
 from forerun.drafters.models.medusa.checkpoint_format import is_medusa, medusa_config_of, read_medusa
 from forerun.drafters.models.medusa.config import MedusaConfig
 from forerun.errors import ConfigError, ModelLoadError, UnsupportedModelError
@@ -197,7 +197,7 @@ def head_header(folder: Path, num_layers: int | None = None) -> HeadHeader:
     """
     settings = head_settings(folder)
     with as_load_errors(f"{folder / WEIGHTS}: the weights are damaged", REMEDY):
-        stored = open_slices(folder)
+        stored = open_head_slices(folder)
     if "format" in settings.values:
         config = _config(settings.fields("head"), FORMATS[settings.string("format", choices=tuple(FORMATS))])
     elif is_medusa(settings):
@@ -233,7 +233,7 @@ def is_head(folder: Path) -> bool:
     if json_fields or is_medusa(settings) or str(settings.values.get("model_type")).endswith(ASSISTANT):
         return True
     with as_load_errors(f"{folder / WEIGHTS}: the weights are damaged", REMEDY):
-        return (folder / WEIGHTS).is_file() and FC in open_slices(folder)
+        return (folder / WEIGHTS).is_file() and FC in open_head_slices(folder)
 
 
 def _read(folder: Path, settings: Fields) -> StoredHead[HeadConfig]:

@@ -21,7 +21,7 @@ _log = logging.getLogger(__name__)
 
 
 class HeadSource:
-    """A head over the target's hidden states (`ModelSource`).
+    """A head over the target's hidden states (`DraftModelSource`).
 
     Attributes:
         head: as it was read; None before `read`.

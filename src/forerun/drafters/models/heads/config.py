@@ -151,7 +151,7 @@ class DecoderHead:
     def rope_config(self) -> PlainConfig:
         """Return the configuration that Transformers computes its rotation of."""
         return PlainConfig(
-            rope_parameters=rope_parameters(self),
+            rope_parameters=head_rope_parameters(self),
             head_dim=self.head_dim,
             hidden_size=self.hidden_size,
             num_attention_heads=self.num_heads,
@@ -188,7 +188,7 @@ def layers_spec(config: DecoderHead, *, head_norms: bool, norms_first: bool = Tr
     return DecoderSpec(
         hidden=config.hidden_size,
         layers=(first, *[layer] * (config.num_layers - 1)),
-        ropes=(Rope(rope_parameters(config), config.head_dim),),
+        ropes=(Rope(head_rope_parameters(config), config.head_dim),),
         norms=Norms(config.rms_norm_eps),
         output=Output(norm),
     )
@@ -199,7 +199,7 @@ def without_input_norm(layer: LayerSpec) -> LayerSpec:
     return replace(layer, norms={role: module for role, module in layer.norms.items() if role != "input_norm"})
 
 
-def rope_parameters(config: DecoderHead) -> dict[str, Any]:
+def head_rope_parameters(config: DecoderHead) -> dict[str, Any]:
     """Return the rotation of queries and keys, as Transformers' configurations have it."""
     return {"rope_type": "default", "rope_theta": config.rope_theta, **config.rope_scaling}
 
@@ -371,12 +371,12 @@ def check_shape(name: str, found: TensorSpec, shape: Sequence[int], source: str,
 
 
 def check_loaded(config: HeadConfig, tensors: Mapping[str, Tensor], source: str, error: ErrorType, remedy: str) -> None:
-    """Check tensors in memory as `check_forms` and `check_values` do."""
+    """Check tensors in memory as `check_forms` and `check_finite` do."""
     check_forms(config, {name: _LoadedTensor(tensor) for name, tensor in tensors.items()}, source, error, remedy)
-    check_values(tensors, source, error, remedy)
+    check_finite(tensors, source, error, remedy)
 
 
-def check_values(tensors: Mapping[str, Tensor], source: str, error: ErrorType, remedy: str) -> None:
+def check_finite(tensors: Mapping[str, Tensor], source: str, error: ErrorType, remedy: str) -> None:
     """Refuse NaN, which new weights begin as, and infinity.
 
     Raises:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from forerun.drafters.models.base import DraftingModel, ModelSource
+from forerun.drafters.models.base import DraftingModel, DraftModelSource
 from forerun.drafters.models.heads.layers import HeadModel
 from forerun.drafters.models.state import DraftState
 from forerun.errors import OutOfPagesError
@@ -189,7 +189,7 @@ class FusingHead(DraftingModel[HeadState]):
     reads_states = True
     follows = HEAD_FOLLOWS
 
-    def __init__(self, source: ModelSource) -> None:
+    def __init__(self, source: DraftModelSource) -> None:
         super().__init__(source, HeadState)
 
     def commit(self, steps: Seq[Step]) -> None:

@@ -22,7 +22,7 @@ from forerun.kernels.torch.elementwise import rms_norm
 from forerun.models.attention.base import PackedRows, Planner
 from forerun.models.base import Exactness, LanguageModel, Rows
 from forerun.models.fused.native import NativeDecoder
-from forerun.models.linear import Linear, Part, make_linear, make_quantized_linear, place
+from forerun.models.linear import Linear, LinearPart, make_linear, make_quantized_linear, place
 from forerun.models.model import packed_rows
 from forerun.models.rotation import pair_halves
 from forerun.models.weight_plan import WeightPlan, library_for
@@ -133,13 +133,13 @@ class HeadMaker:
     output: Linear
     names: Mapping[str, str]
 
-    def linear(self, parts: Sequence[Part], bias: Tensor | None = None, *, is_head: bool = False) -> Linear:
+    def linear(self, parts: Sequence[LinearPart], bias: Tensor | None = None, *, is_head: bool = False) -> Linear:
         """Make one layer whose outputs are those of the parts, concatenated (`Maker.linear`)."""
         if is_head:
             return self.output
         return self.made.product([self.made.rows(self.names[part.name], part.rows) for part in parts], bias)
 
-    def embedding(self, part: Part) -> Tensor:
+    def embedding(self, part: LinearPart) -> Tensor:
         """Return a table of no rows: a head reads those of its target."""
         return torch.empty(0, part.weight.shape[1], dtype=self.made.takes, device=self.made.device)
 

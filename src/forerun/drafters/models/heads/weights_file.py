@@ -25,7 +25,7 @@ class Slice(TensorSpec, Protocol):
     def __getitem__(self, index: Any) -> Tensor: ...
 
 
-def open_slices(folder: Path) -> dict[str, Slice]:
+def open_head_slices(folder: Path) -> dict[str, Slice]:
     """Open the tensors of a public head by name, without reading them. Raises ModelLoadError if there are none but
     pickles."""
     from safetensors import safe_open

@@ -27,7 +27,7 @@ from forerun.drafters.models.heads.config import (
     proposed_tokens,
     refuse_features,
 )
-from forerun.drafters.models.heads.weights_file import WEIGHTS, Slice, open_slices
+from forerun.drafters.models.heads.weights_file import WEIGHTS, Slice, open_head_slices
 from forerun.drafters.models.medusa.config import MedusaConfig
 from forerun.errors import ConfigError, ModelLoadError, UnsupportedModelError
 from forerun.utils.foreign_errors import REMEDY, as_load_errors
@@ -58,7 +58,7 @@ def read_medusa(folder: Path, settings: Fields, num_layers: int | None) -> Store
     """
     source = str(folder)
     with as_load_errors(f"{folder}: the weights are damaged", REMEDY):
-        stored = open_slices(folder)
+        stored = open_head_slices(folder)
         config = medusa_config_of(settings, stored, num_layers)
         found = _renamed(stored, config, source)
         d2t = checked_d2t(_offsets(found.pop(TOKEN_MAP, None), config, source), config, source, ModelLoadError, REMEDY)

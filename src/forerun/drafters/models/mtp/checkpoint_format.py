@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from forerun.drafters.models.eagle.config import EagleConfig
-from forerun.drafters.models.heads.config import StoredHead, check_forms, check_values
+from forerun.drafters.models.heads.config import StoredHead, check_finite, check_forms
 from forerun.drafters.models.heads.fingerprint import Fingerprint, sampled_ids, sampled_signs, target_fingerprint
 from forerun.errors import ConfigError, ModelLoadError, UnsupportedModelError
 from forerun.models.base import LanguageModel
@@ -208,7 +208,7 @@ def read_mtp(target: LanguageModel, name: str) -> StoredHead[EagleConfig]:
         tensors[f"{each}.weight"] = norm.to(torch.promote_types(norm.dtype, torch.float32)) + head.spec.norms.offset
     if carried.state_first:
         tensors["fc.weight"] = torch.cat(tensors["fc.weight"].chunk(2, 1)[::-1], 1)
-    check_values(tensors, name, ModelLoadError, REMEDY)
+    check_finite(tensors, name, ModelLoadError, REMEDY)
     return StoredHead(head, tensors, fingerprint=target_fingerprint(target), form="MTP")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from forerun.lab.bench.peers.worker import PLAIN, serve
+from forerun.lab.bench.peers.worker import PLAIN, answer_requests
 
 
 class Forerun:
@@ -55,4 +55,4 @@ class Forerun:
 
 
 if __name__ == "__main__":
-    serve(Forerun)
+    answer_requests(Forerun)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from forerun.lab.bench.peers.run import SERVER
-from forerun.lab.bench.peers.worker import DRAFT, LOOKUP, PLAIN, serve
+from forerun.lab.bench.peers.worker import DRAFT, LOOKUP, PLAIN, answer_requests
 
 _POLL_SECONDS = 0.1
 
@@ -172,4 +172,4 @@ def instructions(log: str) -> str:
 
 
 if __name__ == "__main__":
-    serve(LlamaCpp)
+    answer_requests(LlamaCpp)

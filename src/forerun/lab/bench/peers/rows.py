@@ -159,7 +159,7 @@ COLUMNS: Columns[PeerRow] = {
 }
 
 
-def report(measured: MeasuredPeers, own: str, about: str, facts: Mapping[str, Any], avx512: bool) -> Report:
+def peers_report(measured: MeasuredPeers, own: str, about: str, facts: Mapping[str, Any], avx512: bool) -> Report:
     """Collect everything as tables and as facts.
 
     Args:

@@ -93,7 +93,7 @@ class Peers:
         self.say(f"going on without {name}: {reason}")
 
 
-def measure(peers: Peers, requests: Sequence[BenchPrompt], max_tokens: int, rounds: int) -> MeasuredPeers:
+def run_peers(peers: Peers, requests: Sequence[BenchPrompt], max_tokens: int, rounds: int) -> MeasuredPeers:
     """Run every method of every peer on every prompt, in turn; the first prompt also warms all of them up.
 
     Raises:

@@ -29,7 +29,7 @@ LOOKUP = "prompt lookup"
 DRAFT = "draft model"
 
 
-def serve(open_engine: Callable[[dict[str, Any]], Any]) -> None:
+def answer_requests(open_engine: Callable[[dict[str, Any]], Any]) -> None:
     """Answer the lines of standard input until it ends.
 
     open_engine: makes, of the first line, an object with `ready` (what to report) and `generate(method, token_ids,
@@ -219,4 +219,4 @@ class OpenVINO:
 ENGINES = {"transformers": Transformers, "openvino": OpenVINO}
 
 if __name__ == "__main__":
-    serve(lambda options: ENGINES[options["kind"]](options))
+    answer_requests(lambda options: ENGINES[options["kind"]](options))

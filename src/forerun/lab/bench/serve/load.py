@@ -95,7 +95,7 @@ class MeasuredLoad:
     windows: Mapping[ServingArm, Sequence[LoadWindow]]
 
 
-async def measure(
+async def measure_loads(
     arms: Sequence[ServingArm],
     loads: Sequence[Load],
     requests: Sequence[LoadRequest],
@@ -143,7 +143,7 @@ async def _rounds(
         size = count if number >= 0 else WARMUP * (load.concurrency or 1)
         here = [requests[(max(number, 0) * count + i) % len(requests)] for i in range(size)]
         for arm in list(windows)[:: 1 if number % 2 else -1]:
-            window = await run(arm, load, here, seed=number + 1)
+            window = await run_window(arm, load, here, seed=number + 1)
             if number < 0:
                 _check(arm, window)
                 continue
@@ -163,7 +163,7 @@ def _check(arm: ServingArm, window: LoadWindow) -> None:
         raise ConfigError(f"{arm.name} answers with no text. Is it an OpenAI-compatible server that streams?")
 
 
-async def run(arm: ServingArm, load: Load, requests: Sequence[LoadRequest], seed: int) -> LoadWindow:
+async def run_window(arm: ServingArm, load: Load, requests: Sequence[LoadRequest], seed: int) -> LoadWindow:
     """Send the requests as the load defines. seed: of the send times of an open loop."""
     started = time.perf_counter()
     cpu = time.process_time()

@@ -158,7 +158,7 @@ def _find(measured: MeasuredLoad, server: str, mode: str) -> ServingArm | None:
     return next((arm for arm in measured.windows if (arm.server, arm.mode) == (server, mode)), None)
 
 
-def table(title: str, rows: Sequence[ServeRow], baseline: str) -> Table:
+def serve_table(title: str, rows: Sequence[ServeRow], baseline: str) -> Table:
     """Make the table, without columns that are empty in all rows. baseline: the name for its column."""
     shown = {
         name: cell
@@ -197,7 +197,7 @@ def figures(rows: Sequence[ServeRow]) -> list[Figure]:
     return found
 
 
-def run_rows(measured: MeasuredLoad, temperature: float) -> Iterator[RunRow]:
+def serve_run_rows(measured: MeasuredLoad, temperature: float) -> Iterator[RunRow]:
     """Yield a row for every request with a complete answer."""
     plains = {arm.server: windows for arm, windows in measured.windows.items() if arm.mode == PLAIN}
     for arm, windows in measured.windows.items():
