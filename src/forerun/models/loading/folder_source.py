@@ -23,10 +23,9 @@ from forerun.models.loading.configuration import (
     token_ids,
     token_ids_of,
 )
+from forerun.models.loading.container_names import text_names, turned
 from forerun.models.loading.folder import CONFIG, GENERATION_CONFIG, INDEX, TOKENIZER, ModelFolder
-from forerun.models.loading.published import PublishedWeights, check_codes, settings_of
-from forerun.models.loading.published_layouts import COMPUTED, Settings
-from forerun.models.loading.published_names import text_names, turned
+from forerun.models.loading.published import COMPUTED, PublishedWeights, Settings, check_codes, settings_of
 from forerun.models.loading.quantized_tensors import QuantizedTensors
 from forerun.models.loading.source import ModelSource, Quantization
 from forerun.models.loading.transformers_modules import check_sentence_piece, read_tokenizer
