@@ -67,12 +67,12 @@ def _of_fused(decoder: FusedDecoder) -> Iterator[tuple[str, Tensor]]:
     # if quantized, it is finite
     parts: list[tuple[str, object]] = [(spec.embedding_weight, decoder.embedding)]
     parts.append((f"{spec.base}.{spec.embeddings.positions}.weight", decoder.positions))
-    parts += decoder.token_parts.items()
+    parts += decoder.per_layer_parts.items()
     for index, layer in enumerate(decoder.layers):
         own = layer.spec
         path = spec.layer_path(index)
         parts.append((f"{path}.{own.scalar}", layer.scale))
-        parts.append((f"{path}.{getattr(own.feed_forward, 'xielu', None)}", layer.curve))
+        parts.append((f"{path}.{getattr(own.feed_forward, 'xielu', None)}", layer.xielu))
         if layer.recurrence is not None:
             numbers = layer.recurrence.numbers
             parts += [(f"{path}.{name}", each) for name, each in numbers.items()]

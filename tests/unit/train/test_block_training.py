@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from blocks import KINDS, proposed, random_block, reference_block, taps_of
+from blocks import KINDS, hidden_outputs_of, proposed, random_block, reference_block
 from families import VOCAB, make_family
 from forerun.drafters.models.block.model import BlockInput, BlockModel
 from forerun.drafters.models.heads.config import StoredHead
@@ -83,7 +83,7 @@ class Served:
 
 def trained(head: StoredHead[Any], target: Model, rows: HeadRows) -> tuple[Tensor, Tensor, Tensor]:
     """[A, K, V] logits, [A, K, H] outputs, and [A, K] the tokens before."""
-    states = torch.cat([taps_of(target, head, text) for text in texts(rows)])
+    states = torch.cat([hidden_outputs_of(target, head, text) for text in texts(rows)])
     embeddings = target.embedding_rows(rows.token_ids).clone().double()
     made = module(head)
     mask = head.tensors.get("mask_embedding.weight")
@@ -117,7 +117,7 @@ def test_blocks_are_those_of_the_reference_and_of_drafting(
     drafted = []
     for _, of, place in chosen:
         cache, text = served.new_cache(), texts(rows)[of]
-        hidden_outputs = taps_of(target, head, text)
+        hidden_outputs = hidden_outputs_of(target, head, text)
         states = served.fuse(hidden_outputs[:place])
         served.forward([Rows(cache, text[1 : place + 1], num_logits=0, states=states)])
         cache.commit(range(place))

@@ -16,7 +16,7 @@ _MIXTURE = {
     **mlp("mlp"),
     "expert_norm": "pre_feedforward_layernorm_2",
     "shared_norm": "post_feedforward_layernorm_1",
-    "mixed_norm": "post_feedforward_layernorm_2",
+    "routed_norm": "post_feedforward_layernorm_2",
 }
 """Modules of a layer whose experts stand beside its own feed-forward layer."""
 _OF_TOKENS = {

@@ -183,9 +183,9 @@ class FolderSource(ModelSource):
         """Return how many weights of each published layout there are (`ModelSource.block_types`)."""
         return self._published[0].counts()
 
-    def mixture(self) -> str | None:
+    def file_type(self) -> str | None:
         """Return how another program has quantized the weights, such as "awq", if any are integers
-        (`ModelSource.mixture`)."""
+        (`ModelSource.file_type`)."""
         published, _ = self._published
         return published.settings.method if any(weight.form for _, weight in published.found.values()) else None
 

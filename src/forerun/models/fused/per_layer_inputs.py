@@ -12,13 +12,13 @@ from forerun.models.linear import Linear, Part
 from forerun.models.spec.decoder import DecoderSpec, PerLayerInputs
 
 
-def token_parts(spec: DecoderSpec, shape: PerLayerInputs, base: Any) -> list[Part]:
+def table_and_product(spec: DecoderSpec, shape: PerLayerInputs, base: Any) -> list[Part]:
     """Return the weights of the table and of the product."""
     names = shape.table, shape.product
     return [Part(f"{spec.base}.{name}.weight", base.get_submodule(name).weight) for name in names]
 
 
-class TokenRows:
+class PerLayerInputRows:
     """The inputs of all layers.
 
     Args:
