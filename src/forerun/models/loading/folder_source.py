@@ -92,7 +92,7 @@ class FolderSource(ModelSource):
         ids = next((found for fields in read if (found := token_ids(fields)) is not None), None)
         if ids is None:
             given = getattr(config, "eos_token_id", None)
-            ids = [] if given is None else [given] if isinstance(given, int) else given
+            ids = [given] if isinstance(given, int) else given or []
         return token_ids_of([*ids, *self._end_of_tokenizer()], config)
 
     def _end_of_tokenizer(self) -> list[int]:
@@ -275,7 +275,8 @@ def _unknown_type(folder: ModelFolder, fields: Fields, model_type: str) -> str:
 def asks_for_code(fields: Fields) -> str | None:
     """Return what of a folder's code its `auto_map` names; None if it names nothing."""
     auto_map = fields.values.get("auto_map")
-    names = list(auto_map.values()) if isinstance(auto_map, dict) else auto_map if isinstance(auto_map, list) else []
+    named = list(auto_map.values()) if isinstance(auto_map, dict) else auto_map
+    names = named if isinstance(named, list) else []
     flat = [part for name in names for part in (name if isinstance(name, list) else [name]) if isinstance(part, str)]
     return ", ".join(part[:60] for part in flat[:3]) or (None if not auto_map else "auto_map")
 

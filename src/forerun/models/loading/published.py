@@ -474,9 +474,8 @@ def _name(stored: Fields) -> str:
     sparsity = stored.fields("sparsity_config", None)
     is_mlx = {"bits", "group_size"} <= values.keys()
     is_bnb = any(f"load_in_{n}bit" in values for n in (4, 8))
-    name = stored.string(
-        "quant_method", "bitsandbytes" if is_bnb else "MLX" if is_mlx else "a program that is not named"
-    )
+    unnamed = "MLX" if is_mlx else "a program that is not named"
+    name = stored.string("quant_method", "bitsandbytes" if is_bnb else unnamed)
     if name.endswith("auto-round"):
         packing = stored.string("packing_format", "auto_gptq").rpartition(":")[2]
         name = next((found for part, found in _OF_AUTO_ROUND.items() if part in packing), f"{name}, {packing[:40]}")
