@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from forerun.config import DEFAULT_DTYPE, QUANTISATIONS, UNQUANTIZED
-from forerun.lab.bench.random_model import MIXTURE, opened
+from forerun.lab.bench.random_model import Q4_K_M, opened
 from forerun.models import Rows, load_model
 from forerun.models.memory_plan import model_memory
 
@@ -41,7 +41,7 @@ def measure(path: str, number_format: str, threads: int) -> dict[str, Any]:
     arguments: dict[str, Any] = {"dtype": DEFAULT_DTYPE}
     if number_format in QUANTISATIONS:
         arguments["quantize"] = number_format
-    elif number_format not in (MIXTURE, "stored"):
+    elif number_format not in (Q4_K_M, "stored"):
         arguments = {"dtype": number_format, "quantize": UNQUANTIZED}
     load_model(_WARM)
     planned = model_memory(path, **arguments)

@@ -20,11 +20,11 @@ from loading import measure
 from safetensors.torch import save_file
 from torch import Tensor
 
-from forerun.lab.bench.random_model import MIXTURE, SHAPES, opened
+from forerun.lab.bench.random_model import Q4_K_M, SHAPES, opened
 from forerun.models import Rows, load_model
 
 NAME, GROUP = "llama-1b", 128
-_GGUF = {MIXTURE: MIXTURE, "Q8_0": "int8"}
+_GGUF = {Q4_K_M: Q4_K_M, "Q8_0": "int8"}
 CONFIGS: dict[str, dict[str, Any]] = {
     "bfloat16": {},
     "FP8": {"quant_method": "fp8", "weight_block_size": [GROUP, GROUP]},

@@ -150,6 +150,7 @@ _ROLES = {
     "per_layer_input_gate": "token_gate",
     "per_layer_projection": "token_out",
     "post_per_layer_input_norm": "token_norm",
+    "routed_norm": "mixed_norm",
     "in_proj_qkv": "mixed",
     "in_proj_k": "mixed_key",
     "in_proj_v": "mixed_value",

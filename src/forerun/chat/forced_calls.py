@@ -70,7 +70,9 @@ def call_grammar(
         thinking = f"{begun} {rules.sequence('{text}' + closes)}{blank}"
     # free text does not spell a mark by other tokens either: the parser would read it
     unlike = "".join(f" & ~/(.|\\n)*{re.escape(mark)}(.|\\n)*/" for mark in (trigger, opens) if mark)
-    start = f"start: ({thinking}){'' if is_thinking else '?'} {start}" if thinking else f"start: {start}"
+    if thinking:
+        start = f"({thinking}){'' if is_thinking else '?'} {start}"
+    start = f"start: {start}"
     return "\n".join([start, "TEXT: /(.|\\n)*/", f"FREE: /(.|\\n)*/{unlike}", *rules.lines])
 
 

@@ -9,11 +9,11 @@ from numbers import Number
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
-from forerun.engine.request_checks import check_length, check_text, context_of, naming_prompt
+from forerun.engine.request_checks import check_length, check_text, excess_characters, naming_prompt
 from forerun.errors import ContextLengthError, PromptError
 from forerun.models import LanguageModel
 from forerun.utils.children import RENDERERS, TaskLimitError
-from forerun.utils.vocabulary import encode_text, longest_token
+from forerun.utils.vocabulary import encode_text
 
 Message: TypeAlias = Mapping[str, Any]
 Prompt: TypeAlias = "str | Seq[int] | Seq[Message] | Mapping[str, Any]"
@@ -93,7 +93,8 @@ def encode(
 
     Raises:
         ContextLengthError: there are as many token ids, or more characters than so many tokens can have.
-        PromptError: empty, mixed, or of a type that this model cannot read. The message quotes nothing of the prompt.
+        PromptError: empty, or of a type or of several that this model cannot read. The message quotes nothing of the
+            prompt.
     """
     if not isinstance(prompt, Seq) or isinstance(prompt, (bytes, bytearray, memoryview)):
         raise _unreadable(prompt)
@@ -112,14 +113,17 @@ def encode(
     if tokenizer is None:
         raise PromptError(f"{name} has no tokenizer, so text cannot be read. Pass token ids.")
     if isinstance(prompt, str):
-        check_text(prompt, PromptError, "The prompt")
-        return _encode_bounded(prompt, tokenizer, model, special)
-    messages = [_message(entry, index) for index, entry in enumerate(prompt)]
-    if "chat_template" not in template_options:
-        check_template(tokenizer, name, template_options.get("tools"))
-    text = _rendered(tokenizer, messages, {"add_generation_prompt": True, **template_options}, name)
-    check_text(text, PromptError, "The chat")
-    return _encode_bounded(text, tokenizer, model, special=False)
+        text = prompt
+        check_text(text, PromptError, "The prompt")
+    else:
+        messages = [_message(entry, index) for index, entry in enumerate(prompt)]
+        if "chat_template" not in template_options:
+            check_template(tokenizer, name, template_options.get("tools"))
+        text = _rendered(tokenizer, messages, {"add_generation_prompt": True, **template_options}, name)
+        check_text(text, PromptError, "The chat")
+    if model is not None and (excess := excess_characters(text, tokenizer, model, says_why=True)):
+        raise ContextLengthError(f"The prompt has {excess}. Shorten the prompt.")
+    return encode_text(tokenizer, text, special=special and isinstance(prompt, str))
 
 
 def _rendered(tokenizer: Any, messages: list[dict[str, Any]], given: Mapping[str, Any], name: str) -> str:
@@ -168,17 +172,6 @@ def apply_template(tokenizer: Any, messages: Seq[Message], **given: Any) -> str:
     arguments = {"template": template, "messages": [*messages], "given": options}
     _, text = RENDERERS.perform("render", arguments, seconds=_RENDER_SECONDS)
     return text.decode("utf-8", "surrogatepass")
-
-
-def _encode_bounded(text: str, tokenizer: Any, model: LanguageModel | None, special: bool) -> list[int]:
-    size = len(text)
-    most = len(text) if model is None else model.context_length
-    if model is not None and size > most and size > most * longest_token(tokenizer):
-        raise ContextLengthError(
-            f"The prompt has {size} characters, more than the {context_of(model)} tokens that the context of "
-            f"{model.name} holds can have. Shorten the prompt."
-        )
-    return encode_text(tokenizer, text, special=special)
 
 
 def _message(entry: Any, index: int) -> dict[str, Any]:

@@ -219,18 +219,14 @@ class MemoryPlan:
         named: tuple[NamedModel, ...] = ()
         if (chosen := chosen_drafter(drafter, target)) is not None:
             named = build_drafter(chosen)[0].models_to_load(str(target))
-        drafts: list[DraftMemory] = [
-            heads.head_memory(Path(each.name), planned, target)
-            if each.is_head
-            else model_memory(
-                each.name,
-                each.dtype or inherited_dtype(each.name, planned.dtype, each.quantize),
-                device,
-                adapter if each.name == str(target) else None,
-                each.quantize,
-            )
-            for each in named
-        ]
+        drafts: list[DraftMemory] = []
+        for each in named:
+            if each.is_head:
+                drafts.append(heads.head_memory(Path(each.name), planned, target))
+                continue
+            draft_dtype = each.dtype or inherited_dtype(each.name, planned.dtype, each.quantize)
+            own_adapter = adapter if each.name == str(target) else None
+            drafts.append(model_memory(each.name, draft_dtype, device, own_adapter, each.quantize))
         return cls.make(planned, drafts, config, max_model_len)
 
     @classmethod
@@ -292,6 +288,7 @@ class MemoryPlan:
     def as_object(self) -> dict[str, Any]:
         """Return the plan as bytes and counts, for JSON."""
         draft_pages = num_draft_pages(self.num_pages, self.config)
+        pages = [self.num_pages, *(draft_pages if draft.page_nbytes else 0 for draft in self.drafts)]
         return {
             "models": [
                 {
@@ -300,9 +297,9 @@ class MemoryPlan:
                     "weight_bytes": model.weights,
                     "loading_bytes": model.loading,
                     "page_bytes": model.page_nbytes,
-                    "pages": self.num_pages if model is self.target else draft_pages if model.page_nbytes else 0,
+                    "pages": num_pages,
                 }
-                for model in (self.target, *self.drafts)
+                for model, num_pages in zip((self.target, *self.drafts), pages, strict=True)
             ],
             "context_length": self.context_length,
             "full_context_length": self.target.context_length,

@@ -53,6 +53,17 @@ def context_of(target: LanguageModel) -> str:
     return f"{target.context_length}" + (f" ({reason})" if reason else "")
 
 
+def excess_characters(text: str, tokenizer: Any, target: LanguageModel, *, says_why: bool) -> str | None:
+    """Return how many characters a text has, if so many tokens as the context holds cannot have them; else None. A text
+    is checked before it is encoded, which takes a while. says_why: with what bounds the context."""
+    most = target.context_length
+    size = len(text)
+    if size <= most or size <= most * longest_token(tokenizer):
+        return None
+    context = context_of(target) if says_why else str(most)
+    return f"{size} characters, more than the {context} tokens that the context of {target.name} holds can have"
+
+
 def check_prompt(prompt: Seq[int], target: LanguageModel) -> None:
     """Raise PromptError if the target cannot continue these tokens."""
     if len(prompt) == 0:
@@ -158,13 +169,8 @@ def encode_prediction(
     if isinstance(prediction, str):
         if tokenizer is None:
             raise SamplingError(f"The prediction is text, but {target.name} has no tokenizer. Give it as token ids.")
-        size = len(prediction)
-        most = target.context_length
-        if size > most and size > most * longest_token(tokenizer):  # before they are encoded, which takes a while
-            raise SamplingError(
-                f"The prediction has {size} characters, more than the {most} tokens that the context of {target.name} "
-                "holds can have. Shorten it."
-            )
+        if excess := excess_characters(prediction, tokenizer, target, says_why=False):
+            raise SamplingError(f"The prediction has {excess}. Shorten it.")
         check_text(prediction, SamplingError, "The prediction")
         token_ids = encode_text(tokenizer, prediction, special=False)
     else:

@@ -60,13 +60,13 @@ class PromptShare:
         """Learn from a step's duration."""
         if stats.num_prompt_rows:
             if self._fixed or stats.num_rows >= ENOUGH_ROWS:
-                self._row = _mixed(self._row, max(stats.time_total - self._fixed, 0.0) / stats.num_rows)
+                self._row = _smoothed(self._row, max(stats.time_total - self._fixed, 0.0) / stats.num_rows)
         elif stats.num_rows:
             fixed = stats.time_total - self._row * stats.num_rows
-            self._fixed = _mixed(self._fixed, max(fixed, LEAST_SHARE * stats.time_total))
+            self._fixed = _smoothed(self._fixed, max(fixed, LEAST_SHARE * stats.time_total))
 
 
-def _mixed(old: float, new: float) -> float:
+def _smoothed(old: float, new: float) -> float:
     return DECAY * old + (1 - DECAY) * new if old else new
 
 

@@ -354,7 +354,7 @@ class LayerRangeDecoder(ABC):
         (`Decoder.forward`)."""
         hidden_outputs = HiddenStateOutputs(layers, layout)
         logits = self.head(
-            self.through(self.embed(layout), layout, 0, self.num_layers, hidden_outputs), layout, hidden_outputs
+            self.forward_layers(self.embed(layout), layout, 0, self.num_layers, hidden_outputs), layout, hidden_outputs
         )
         return logits, hidden_outputs.stacked()
 
@@ -376,7 +376,9 @@ class LayerRangeDecoder(ABC):
         """Return what enters the first layer, [T, hidden]."""
 
     @abstractmethod
-    def through(self, x: Tensor, layout: Layout, first: int, last: int, hidden_outputs: HiddenStateOutputs) -> Tensor:
+    def forward_layers(
+        self, x: Tensor, layout: Layout, first: int, last: int, hidden_outputs: HiddenStateOutputs
+    ) -> Tensor:
         """Compute layers `first` to `last` - 1: [T, hidden] -> [T, hidden]."""
 
     @abstractmethod

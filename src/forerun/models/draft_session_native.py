@@ -20,7 +20,7 @@ from forerun.kernels.cpu.library import Library, RowsStruct
 from forerun.kv_cache import PagedCache
 from forerun.models.attention.base import cache_of
 from forerun.models.draft_session import DraftSession, NextTokens, Pick
-from forerun.models.rotation import HalfRotation
+from forerun.models.rope import CosSinTables
 from forerun.types import Cache
 
 Ints = NDArray[np.int64]
@@ -32,7 +32,7 @@ class NativeDraftSession(DraftSession):
 
     Args:
         caches: one a chain, without scratch.
-        rotation: of queries and keys.
+        cos_sin: of queries and keys.
         num_outputs: columns of the logits.
 
     Raises:
@@ -43,12 +43,12 @@ class NativeDraftSession(DraftSession):
         self,
         library: Library,
         caches: Sequence[Cache],
-        rotation: HalfRotation,
+        cos_sin: CosSinTables,
         num_outputs: int,
         pick: Pick,
     ) -> None:
         self._library = library
-        self._rotation = rotation
+        self._cos_sin = cos_sin
         self._caches = [cache_of(PagedCache, cache) for cache in caches]
         if any(cache.num_scratch for cache in self._caches):
             raise ValueError("chains begin behind what is committed, and a cache has rows that are not")
@@ -84,7 +84,7 @@ class NativeDraftSession(DraftSession):
         self._compute(num_rows, num_chains, last_rows, states)
         columns = self._columns[:num_chains]
         probabilities = self._probabilities
-        self._library.pick(
+        self._library.argmax(
             self._logits.data_ptr(),
             num_chains,
             self._num_columns,
@@ -139,12 +139,12 @@ class NativeDraftSession(DraftSession):
         self._position[:num_rows] = positions
         np.add(self._position[:num_rows], 1, out=self._prefix[:num_rows])
         self._token_ids[:num_rows] = [token_id for each in tokens for token_id in each]
-        tables = self._rotation.reaching(max(positions) + 1)
-        cosines, sines, *others = [table.data_ptr() for table in tables]
-        self._rows.cosines = cosines
-        self._rows.sines = sines
+        tables = self._cos_sin.reaching(max(positions) + 1)
+        cos, sin, *others = [table.data_ptr() for table in tables]
+        self._rows.cos = cos
+        self._rows.sin = sin
         if others:
-            self._rows.other_cosines, self._rows.other_sines = others
+            self._rows.other_cos, self._rows.other_sin = others
         self._tables = tables  # the addresses are of these
         pages = [cache.addresses for cache in self._caches]
         if len(pages) != len(self._pages) or any(new is not old for new, old in zip(pages, self._pages, strict=True)):

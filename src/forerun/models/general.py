@@ -84,8 +84,8 @@ def forerun_attention(
         options.get("s_aux"),
     )
     packed = (each[0].transpose(0, 1).to(compute_dtype) for each in (query, key, value))
-    mixed = _attend.get()(int(module.layer_idx), *packed, form=form)  # type: ignore[arg-type]
-    return mixed.view(1, query.shape[2], query.shape[1], -1), None
+    attended = _attend.get()(int(module.layer_idx), *packed, form=form)  # type: ignore[arg-type]
+    return attended.view(1, query.shape[2], query.shape[1], -1), None
 
 
 def register_attention() -> None:

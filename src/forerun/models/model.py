@@ -297,7 +297,9 @@ class Model(LanguageModel):
         self, decoder: LayerRangeDecoder, batch: Sequence[Rows], num_layers: int
     ) -> tuple[Tensor, Layout]:
         layout = lay_out(batch, self._planner)
-        return decoder.through(decoder.embed(layout), layout, 0, num_layers, HiddenStateOutputs((), layout)), layout
+        return decoder.forward_layers(
+            decoder.embed(layout), layout, 0, num_layers, HiddenStateOutputs((), layout)
+        ), layout
 
     def _go_on(self, batch: Sequence[Rows], layers: Sequence[int]) -> Forward:
         """Compute `forward` where some rows have been through the first layers. The other rows catch up in a forward of
@@ -320,7 +322,7 @@ class Model(LanguageModel):
         parts = [rows.hidden for rows in resumed if rows.hidden is not None]
         parts.append(parts[-1][-1:].expand(layout.num_rows - layout.num_new, -1))
         hidden_outputs = HiddenStateOutputs(layers, layout)
-        x = decoder.through(torch.cat(parts), layout, first, self.num_layers, hidden_outputs)
+        x = decoder.forward_layers(torch.cat(parts), layout, first, self.num_layers, hidden_outputs)
         logits = decoder.head(x, layout, hidden_outputs)
         return Forward(self._of_all_tokens(logits[: layout.num_logits]), hidden_outputs.stacked())
 

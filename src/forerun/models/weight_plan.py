@@ -123,7 +123,7 @@ class WeightPlan:
         library: the native kernels, where they compute.
         quantize: what matrices are brought to; None: they are kept as they are stored.
         stored: by name, how the files have a matrix that may be kept so.
-        mixture: the name of the files' formats, if matrices are kept in these (`ModelSource.mixture`).
+        file_type: the name of the files' formats, if matrices are kept in these (`ModelSource.file_type`).
         is_streamed: the fused decoder's matrices are read one by one, as they are packed.
         has_adapter: an adapter is merged before anything else.
         is_triton: the Triton kernels compute it.
@@ -135,7 +135,7 @@ class WeightPlan:
     library: Library | None
     quantize: Quantization | None = None
     stored: Callable[[str], Stored] = lambda name: None
-    mixture: str | None = None
+    file_type: str | None = None
     is_streamed: bool = False
     has_adapter: bool = False
     is_triton: bool = False
@@ -166,17 +166,17 @@ class WeightPlan:
         number_format = served_dtype(source, dtype, is_quantized=bits is not None)
         library = library_for(device, number_format)
         stored: Callable[[str], Stored] = _as_numbers
-        mixture = None
+        file_type = None
         is_streamed = is_fused and not has_adapter and (bits is not None or library is not None)
         if bits is not None and not has_adapter:  # with an adapter, the numbers are others
             stored = source.quantized_format(spec)
         elif bits is None and is_streamed:
             is_streamed = bool(source.block_types())
-            mixture = None if quantize == UNQUANTIZED else source.mixture()
-            stored = _as_numbers if mixture is None or spec is None else source.block_form(spec)
+            file_type = None if quantize == UNQUANTIZED else source.file_type()
+            stored = _as_numbers if file_type is None or spec is None else source.block_form(spec)
         is_triton = is_fused and is_triton_selected()
         return cls(
-            *(number_format, device, is_fused, library, bits, stored, mixture),
+            *(number_format, device, is_fused, library, bits, stored, file_type),
             is_streamed=is_streamed,
             has_adapter=has_adapter,
             is_triton=is_triton,
@@ -222,7 +222,7 @@ class WeightPlan:
     @property
     def number_format(self) -> str | None:
         """Return the form of the weights (`LanguageModel.quantize`); None where they are numbers."""
-        return self.quantize or self.mixture
+        return self.quantize or self.file_type
 
     @property
     def multiplies_floats(self) -> bool:

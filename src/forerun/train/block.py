@@ -203,9 +203,9 @@ def _attend_in_document(
     scores = scores + context_mask(rows, segment, slots, config.sliding_window, query)[:, None]
     inside = torch.einsum("hgasd,athd->hgast", q, key) * width**-0.5
     weights = torch.softmax(torch.cat([scores, inside], -1), -1)
-    mixed = torch.einsum("hgasr,hrd->hgasd", weights[..., : before.shape[1]], after)
-    mixed = mixed + torch.einsum("hgast,athd->hgasd", weights[..., before.shape[1] :], value)
-    return mixed.permute(2, 3, 0, 1, 4).reshape(count, slots, -1)
+    attended = torch.einsum("hgasr,hrd->hgasd", weights[..., : before.shape[1]], after)
+    attended = attended + torch.einsum("hgast,athd->hgasd", weights[..., before.shape[1] :], value)
+    return attended.permute(2, 3, 0, 1, 4).reshape(count, slots, -1)
 
 
 def choose_anchors(

@@ -76,7 +76,7 @@ def random_block(
     return StoredHead(config, tensors, tokens - torch.arange(size))
 
 
-def taps_of(target: LanguageModel, head: StoredHead, text: Seq[int]) -> Tensor:
+def hidden_outputs_of(target: LanguageModel, head: StoredHead, text: Seq[int]) -> Tensor:
     """[n, layers, H] the target's states of a text that the head reads."""
     rows = Rows(target.new_cache(), list(text), num_logits=0, num_hidden_outputs=len(text))
     hidden_outputs = target.forward([rows], head.config.layers).hidden_outputs
@@ -98,7 +98,7 @@ def reference_block(head: StoredHead, target: LanguageModel, text: Seq[int], bef
     """
     config: Any = head.config
     weight = {name: tensor.double() for name, tensor in head.tensors.items()}
-    hidden_outputs = taps_of(target, head, text[:-1])
+    hidden_outputs = hidden_outputs_of(target, head, text[:-1])
     outputs = (_slots_of_pairs if config.context_tokens else _slots)(
         config, weight, target, hidden_outputs, text, len(before)
     )
@@ -255,7 +255,7 @@ def fitted_block(target: Model, texts: Seq[Seq[int]]) -> StoredHead:
     head = random_block(target, layers=(layers // 2, layers), markov_rank=width, num_layers=1, confidence=True)
     read, wanted = [], []
     for text in texts:
-        wanted.append(taps_of(target, head, text)[:, -1].double())
+        wanted.append(hidden_outputs_of(target, head, text)[:, -1].double())
         read.append(target.embedding_rows(torch.tensor(list(text))).double())
     x, y = torch.cat(read), torch.cat(wanted)
     products = x.T @ x

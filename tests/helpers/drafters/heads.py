@@ -369,9 +369,11 @@ class MarkovTarget(MarkovModel):
 
     def forward(self, batch: Seq[Rows], layers: Seq[int] = ()) -> Forward:
         logits = super().forward(batch, layers).logits
-        tapped = [token for rows in batch for token in rows.token_ids[len(rows.token_ids) - rows.num_hidden_rows :]]
+        hidden_rows = [
+            token for rows in batch for token in rows.token_ids[len(rows.token_ids) - rows.num_hidden_rows :]
+        ]
         return Forward(
-            logits, self.embedding_rows(torch.tensor(tapped, dtype=torch.int64))[:, None] if layers else None
+            logits, self.embedding_rows(torch.tensor(hidden_rows, dtype=torch.int64))[:, None] if layers else None
         )
 
     embedding_rows = AdditiveModel.embedding_rows

@@ -109,7 +109,7 @@ class FakeModel:
         self.before_forward(batch)
         self.num_forwards += 1
         slots: list[int] = []
-        tapped: list[int] = []
+        hidden_rows: list[int] = []
         for rows in batch:
             cache: Any = rows.cache
             assert not cache.freed
@@ -121,12 +121,12 @@ class FakeModel:
                 assert 0 <= token_id < self.vocab_size
                 assert -1 <= parent < cache.num_scratch
                 cache.scratch.add(token_id, parent)
-            for count, wanted in ((rows.num_wanted, slots), (rows.num_hidden_rows, tapped)):
+            for count, wanted in ((rows.num_wanted, slots), (rows.num_hidden_rows, hidden_rows)):
                 assert 0 <= count <= n
                 for row in range(first + n - count, first + n):
                     path = [cache.scratch.ids[node] for node in cache.scratch.path_to(row)]
                     wanted.append(self.slot([*cache.tokens[-self.order :], *path]))
-        return Forward(self.table[slots], self.hidden_outputs(tapped, layers))
+        return Forward(self.table[slots], self.hidden_outputs(hidden_rows, layers))
 
     def hidden_outputs(self, slots: list[int], layers: Seq[int]) -> Tensor | None:
         """Hidden states that tell the slot and the layer."""

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from blocks import FULL, markov_block, proposed, random_block, reference_block, taps_of
+from blocks import FULL, hidden_outputs_of, markov_block, proposed, random_block, reference_block
 from families import VOCAB, make_family
 from forerun import LLM, Block, Eagle, Hybrid, SamplingParams, Staged, Suffix
 from forerun.drafters import Binding
@@ -147,7 +147,7 @@ def begun(drafter: Any, target: Any, text: list[int], params: SamplingParams = G
     bind(drafter, target)
     sequence = Sequence(0, text, len(text), params)
     drafter.start(sequence)
-    states = taps_of(target, drafter.drafting_model.source.head, text[:-1])
+    states = hidden_outputs_of(target, drafter.drafting_model.source.head, text[:-1])
     drafter.commit([Step(sequence, None, None, len(text) - 1, states=states)])
     return sequence
 
@@ -235,7 +235,7 @@ def test_tokens_that_are_looked_at_together_are_those_one_by_one(
         sequences = [Sequence(0, list(range(9)), 9, PICKED[picked]), Sequence(1, [5, 2, 5, 2, 5], 5, PICKED[picked])]
         for sequence in sequences:
             block.start(sequence)
-            states = taps_of(served, head, sequence.token_ids[:-1])
+            states = hidden_outputs_of(served, head, sequence.token_ids[:-1])
             block.commit([Step(sequence, None, None, len(sequence.token_ids) - 1, states=states)])
         drafts = [block.draft(sequences, [4, 3], min_acceptance_prob) for min_acceptance_prob in (0.0, 1e-9, 1e-3, 0.1)]
         found.append([[draft.ids for draft in each] for each in drafts])
@@ -253,7 +253,7 @@ def test_a_text_that_is_rewritten_is_drafted_for_when_its_states_are_told(family
     sequence.token_ids = [0, 1, 2, 3, 4, 9, 8, 7]
     block.rewind(sequence, 5)
     assert drafted(block, sequence, 4) == []
-    states = taps_of(family, block.drafting_model.source.head, sequence.token_ids[:7])  # type: ignore[arg-type]
+    states = hidden_outputs_of(family, block.drafting_model.source.head, sequence.token_ids[:7])  # type: ignore[arg-type]
     block.commit([Step(sequence, None, None, 7, states=states[5:])])
     again = drafted(block, sequence, 4)
     fresh = Block(block.drafting_model.source.head)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from blocks import FULL, KINDS, proposed, random_block, reference_block, taps_of
+from blocks import FULL, KINDS, hidden_outputs_of, proposed, random_block, reference_block
 from families import VOCAB, make_family
 from forerun.drafters.models.block.model import BlockInput, BlockModel
 from forerun.drafters.models.heads.config import StoredHead
@@ -35,7 +35,7 @@ def tokens(count: int, seed: int) -> list[int]:
 def fed(model: BlockModel, head: StoredHead, target: Model, texts: list[list[int]], chunks: list[slice]) -> list:
     """Caches with the context rows of all tokens but the last."""
     caches = [model.new_cache() for _ in texts]
-    fused = [model.fuse(taps_of(target, head, text)[:-1]) for text in texts]
+    fused = [model.fuse(hidden_outputs_of(target, head, text)[:-1]) for text in texts]
     for chunk in chunks:
         batch = [
             Rows(cache, text[1:][chunk], num_logits=0, states=part[chunk])
@@ -49,7 +49,7 @@ def fed(model: BlockModel, head: StoredHead, target: Model, texts: list[list[int
 
 def behind(cache: Cache, model: BlockModel, head: StoredHead, target: Model, text: list[int], count: int) -> BlockInput:
     """Return a block after a text whose context rows are computed."""
-    return BlockInput(cache, text[-1], count, model.fuse(taps_of(target, head, text)[-2:-1])[0])
+    return BlockInput(cache, text[-1], count, model.fuse(hidden_outputs_of(target, head, text)[-2:-1])[0])
 
 
 def laws(model: BlockModel, outputs: Tensor, logits: Tensor, before: list[int]) -> tuple[Tensor, Tensor]:

@@ -51,15 +51,15 @@ def test_bits_are_those_of_plain_decoding(target: Model, plain: list[Any], k: in
 def test_no_layer_computes_a_token_twice(target: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     """Check that as many rows pass the layers below the exit as those above, one of each per token fed."""
     decoder: Any = target.decoder
-    inner, rows = decoder.through, {"below": 0, "above": 0}
+    inner, rows = decoder.forward_layers, {"below": 0, "above": 0}
 
-    def through(x: Any, layout: Any, first: int, last: int, hidden_outputs: Any) -> Any:
+    def forward_layers(x: Any, layout: Any, first: int, last: int, hidden_outputs: Any) -> Any:
         real = layout.num_new
         rows["below"] += real if first == 0 else 0
         rows["above"] += real if last == target.num_layers else 0
         return inner(x, layout, first, last, hidden_outputs)
 
-    monkeypatch.setattr(decoder, "through", through)
+    monkeypatch.setattr(decoder, "forward_layers", forward_layers)
     result: Any = LLM(target, EarlyExit(1), num_draft_tokens=5).generate([3, 1, 4, 1, 5], PARAMS[0])
     assert rows["below"] == rows["above"]
     assert rows["above"] == 5 + (result.stats.num_forwards - 1) + result.stats.num_draft_tokens

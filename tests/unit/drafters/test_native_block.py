@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from blocks import FULL, KINDS, random_block, taps_of
+from blocks import FULL, KINDS, hidden_outputs_of, random_block
 from families import VOCAB, make_family
 from forerun.drafters.models.block.layers import NativeBlockLayers, PairLayers, ReferenceBlockLayers
 from forerun.drafters.models.block.model import BlockInput, BlockModel
@@ -63,7 +63,7 @@ def test_it_computes_what_pytorch_does(kind: str, folder: Path, monkeypatch: pyt
     lengths."""
     target = load_model(folder, dtype="float32", quantize="int8")
     head = random_block(target, **KINDS[kind])
-    hidden_outputs = [taps_of(target, head, text)[:-1] for text in TEXTS]
+    hidden_outputs = [hidden_outputs_of(target, head, text)[:-1] for text in TEXTS]
     found: list[list[Tensor]] = []
     for layers in ((NativeBlockLayers, NativeEagleLayer), (ReferenceBlockLayers, ReferenceEagleLayer)):
         model = BlockModel(head, target)
@@ -83,7 +83,7 @@ def test_a_block_has_the_same_bits_alone_and_in_company(quantize: str | None, ki
     target = load_model(folder, quantize=quantize)
     head = random_block(target, **KINDS[kind])
     model = BlockModel(head, target)
-    hidden_outputs = [taps_of(target, head, text)[:-1] for text in TEXTS]
+    hidden_outputs = [hidden_outputs_of(target, head, text)[:-1] for text in TEXTS]
     _, blocks = fed(model, hidden_outputs)
     together = [each.split(COUNTS) for each in model.draft(blocks)]
     for block in blocks:

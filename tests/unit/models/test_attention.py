@@ -121,8 +121,8 @@ def test_a_row_has_the_same_bits_alone_together_and_in_company(group: int, windo
                 parts.append(source[span])
                 packed = torch.cat(parts)
                 rows.append(torch.cat([packed, packed[-1:].expand(layout.num_rows - len(packed), -1, -1)]))
-            mixed = ReferenceAttention(torch.float32).forward(0, *rows, layout, form)
-            out.append(mixed[3 if company else 0 :][:size])
+            attended = ReferenceAttention(torch.float32).forward(0, *rows, layout, form)
+            out.append(attended[3 if company else 0 :][:size])
             cache.commit(range(size))
             done += size
         return torch.cat(out)

@@ -112,7 +112,7 @@ def test_each_layer_has_its_own_type_and_others_are_numbers(tmp_path: Path, capl
     ("number", "named"),
     [(None, "Q4_0"), ("15", "Q4_0"), (15, "Q4_0"), (99, "Q4_0"), (0, "Q4_0"), (2, "Q4_0"), (18, "Q6_K")],
 )
-def test_the_mixture_has_the_file_s_name_if_that_can_be(number: object, named: str, tmp_path: Path) -> None:
+def test_the_file_type_is_that_of_the_file_if_that_can_be(number: object, named: str, tmp_path: Path) -> None:
     mixed(tmp_path / "it.gguf", {"v_proj": "Q6_K"}, **{"general.file_type": number})
     assert load_model(tmp_path / "it.gguf").quantize == named
 

@@ -21,7 +21,7 @@ from gguf_files import write_gguf
 
 TOLERANCE = 0.02
 """Biases and tables of the rotation are not planned."""
-_NOT_WEIGHTS = {"rotations", "rotation", "_rotation", "inverse_frequencies", "inv_freq", "planner", "attention"}
+_NOT_WEIGHTS = {"ropes", "cos_sin", "_cos_sin", "inverse_frequencies", "inv_freq", "planner", "attention"}
 
 
 def tensors(thing: Any, seen: set[int]) -> Iterator[Tensor]:

@@ -144,17 +144,20 @@ def test_a_longer_rotation_of_another_thread_leaves_the_one_in_use(tmp_path: Pat
     model = load_model(make_family("llama", tmp_path))
     decoder = model.decoder
     assert isinstance(decoder, NativeDecoder)
-    layers, held = decoder.library.layers, [weakref.ref(table) for table in decoder.rotation.reaching(1)]
+    forward_layers, held = (
+        decoder.library.forward_layers,
+        [weakref.ref(table) for table in decoder.cos_sin.reaching(1)],
+    )
 
     class Growing:
         def __getattr__(self, name: str) -> object:
             return getattr(library, name)
 
-        def layers(self, *arguments: object) -> None:
-            decoder.rotation.reaching(3000)
+        def forward_layers(self, *arguments: object) -> None:
+            decoder.cos_sin.reaching(3000)
             gc.collect()
             assert all(table() is not None for table in held)
-            layers(*arguments)
+            forward_layers(*arguments)
 
     library, decoder.library = decoder.library, Growing()  # type: ignore[assignment]
     assert model.forward([Rows(model.new_cache(), [1, 2, 3])]).logits.isfinite().all()

@@ -126,5 +126,5 @@ def test_products_of_a_layer() -> None:
     roles = ["query", "key", "value", "out", "up", "down"]
     assert roles_of_products(roles, is_native=True) == [[role] for role in roles]
     assert roles_of_products(roles, is_native=False) == [roles[:3], ["out"], ["up"], ["down"]]
-    mixed = ["in_proj_qkv", "in_proj_k", "in_proj_v"]
-    assert roles_of_products(mixed, is_native=True) == roles_of_products(mixed, is_native=False) == [mixed]
+    in_proj = ["in_proj_qkv", "in_proj_k", "in_proj_v"]
+    assert roles_of_products(in_proj, is_native=True) == roles_of_products(in_proj, is_native=False) == [in_proj]

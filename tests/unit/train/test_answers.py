@@ -19,8 +19,8 @@ from forerun.errors import ConfigError
 from forerun.train.data import answer_stages, answers, passages
 from forerun.train.data.answer_rows import pack_answers
 from forerun.train.data.answers import make_answers
-from forerun.train.data.mixture import KINDS, mix, prompt_fault
 from forerun.train.data.passages import Passage, read_passages
+from forerun.train.data.prompt_templates import KINDS, from_templates, prompt_fault
 from forerun.train.defaults import AnswerMaking
 from forerun.utils import workloads
 from forerun.utils.files import locked
@@ -160,7 +160,7 @@ def test_bad_data_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="must end in"):
         make(tmp_path / "out.txt", [path])
     with pytest.raises(ConfigError, match="There is no kind of prompts 'cooking'"):
-        mix([Passage("a")], [], ["cooking"], 1, 0)
+        from_templates([Passage("a")], [], ["cooking"], 1, 0)
 
 
 def test_the_target_writes_prompts_of_which_usable_ones_are_answered(
@@ -220,12 +220,12 @@ def test_mixtures_are_made_of_passages_and_are_the_same_each_time(tmp_path: Path
     own_prose, own_code = read_passages([tmp_path])
     assert [len(passage.text.split()) for passage in own_prose] == [80]
     assert [(passage.language, passage.text[:12]) for passage in own_code] == [("js", "function f()")]
-    made = mix(own_prose, own_code, tuple(KINDS), 70, 3)
-    assert made[:20] == mix(own_prose, own_code, tuple(KINDS), 20, 3)
+    made = from_templates(own_prose, own_code, tuple(KINDS), 70, 3)
+    assert made[:20] == from_templates(own_prose, own_code, tuple(KINDS), 20, 3)
     assert {each.category for each in made} == set(KINDS)
     assert len({each.messages[0]["content"] for each in made}) > 40
     assert not any("{text}" in each.messages[0]["content"] or "{code}" in each.messages[0]["content"] for each in made)
-    assert {each.category for each in mix(own_prose, [], tuple(KINDS), 20, 3)} == set(KINDS) - {"code"}
+    assert {each.category for each in from_templates(own_prose, [], tuple(KINDS), 20, 3)} == set(KINDS) - {"code"}
 
 
 def test_what_is_made_can_be_packed(tmp_path: Path, prompts: Path) -> None:

@@ -48,7 +48,9 @@ class SharedVocabulary:
     def readable(self, token_ids: list[int]) -> list[int]:
         """Return the tokens; ids that only the target's padding has become token 0."""
         size = self._model_size
-        return token_ids if size >= self._target_size else [t if t < size else 0 for t in token_ids]
+        if size >= self._target_size:
+            return token_ids
+        return [token_id if token_id < size else 0 for token_id in token_ids]
 
 
 class DraftSource:

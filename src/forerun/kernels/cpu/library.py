@@ -90,7 +90,7 @@ _LEVELS = INSTRUCTIONS[::-1]
 """By the numbers that the library gives them."""
 _REMEDY = "Remove it, so that it is made anew."
 _ELSEWHERE = f"Let the variable {HOME_VARIABLE} name a folder where programs may be executed."
-_COMPUTING = ("linear", "layers", "head", "attention", "eagle", "fuse", "context", "greedy_chains")
+_COMPUTING = ("linear", "forward_layers", "head", "attention", "eagle", "fuse", "context", "greedy_chains")
 
 
 class Library:
@@ -101,8 +101,8 @@ class Library:
         best: the best instruction set that the processor has.
         shares_openmp: whether torch's threads compute; else threads of the library's.
 
-    The functions linear, layers, head, attention, eagle, fuse, context, greedy_chains, pick, top, move_slots,
-    pack, pack_blocks, unpack_words and unpack are those of csrc/forerun.h, with addresses for pointers.
+    The functions linear, forward_layers, head, attention, eagle, fuse, context, greedy_chains, argmax, topk,
+    move_slots, pack, pack_blocks, unpack_words and unpack are those of csrc/forerun.h, with addresses for pointers.
     """
 
     def __init__(self, path: Path, functions: ctypes.CDLL) -> None:

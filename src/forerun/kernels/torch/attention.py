@@ -47,10 +47,10 @@ def attend(query: Tensor, keys: Tensor, values: Tensor, partition: Partition, fo
         _bring_into_path_order(scores[..., partition.shared - first :], lanes)
     weights = torch.softmax(scores, -1) if form.sinks is None else _softmax_with_sinks(scores, form.sinks, heads, group)
     if lanes is None:
-        mixed = _weighted_sum(weights, values, spans)
+        attended = _weighted_sum(weights, values, spans)
     else:
-        mixed = _weighted_sum_of_paths(weights, values, spans, partition.shared, lanes)
-    return mixed[:heads, :rows].view(heads, n, group, -1).transpose(0, 1)
+        attended = _weighted_sum_of_paths(weights, values, spans, partition.shared, lanes)
+    return attended[:heads, :rows].view(heads, n, group, -1).transpose(0, 1)
 
 
 def _scores(queries: Tensor, keys: Tensor, mask: Tensor, form: AttentionShape) -> Tensor:

@@ -154,11 +154,11 @@ class PackedExperts(nn.Module):
 
         The experts are read from top_k_index, which lies in the CPU's memory.
         """
-        mixed = torch.zeros_like(hidden_states)
+        summed = torch.zeros_like(hidden_states)
         for expert in sorted(set(top_k_index.flatten().tolist())):
             rows, choice = torch.where(top_k_index == expert)
             padded = torch.cat([rows, rows[-1:].expand(MIN_ROWS - len(rows))]) if len(rows) < MIN_ROWS else rows
             gate, up = self.gate_up[expert](hidden_states[padded]).chunk(2, -1)
             out = self.down[expert](self.act_fn(gate) * up)[: len(rows)]
-            mixed.index_add_(0, rows, (out * top_k_weights[rows, choice, None]).to(mixed.dtype))
-        return mixed
+            summed.index_add_(0, rows, (out * top_k_weights[rows, choice, None]).to(summed.dtype))
+        return summed

@@ -150,14 +150,14 @@ target's options may exclude."""
 
 
 def distorted(probabilities: Numbers, other: Numbers, rng: np.random.Generator) -> Numbers:
-    """Return a distribution [V] near another one, mixed with a third. probabilities, other: [V]."""
+    """Return a distribution [V] near another one, with a share of a third. probabilities, other: [V]."""
     weights = np.zeros_like(probabilities)
     possible = probabilities > 0
     noise = rng.normal(0.0, SPREAD, int(possible.sum()))
     weights[possible] = np.exp(FLATTER * np.log(probabilities[possible]) + noise)
-    mixed: Numbers = (1 - SHARE_OF_OTHERS) * weights / weights.sum() + SHARE_OF_OTHERS * other
-    mixed /= mixed.sum()
-    return mixed
+    near: Numbers = (1 - SHARE_OF_OTHERS) * weights / weights.sum() + SHARE_OF_OTHERS * other
+    near /= near.sum()
+    return near
 
 
 class DrawnDrafts(Drafter):

@@ -17,7 +17,7 @@ from forerun.errors import ConfigError
 from forerun.kernels.cpu import references
 from forerun.lab.bench.measure import Interval, bootstrap, interleave, ratio
 from forerun.lab.bench.methods import Reference
-from forerun.lab.bench.random_model import MIXTURE, opened
+from forerun.lab.bench.random_model import Q4_K_M, opened
 from forerun.lab.bench.tables import Columns, Table, decimal, percent
 from forerun.lab.plan.measured import product_flops, read_bandwidth
 from forerun.models import LanguageModel, Model, Rows, load_model
@@ -171,12 +171,12 @@ def _decoders(folder: str | Path, dtype: str, others: bool) -> dict[str, Model]:
     """Load the model by kind of decoder: Llama's where it serves the model, with native and with reference kernels, and
     the general one. Quantized weights are not timed with the reference kernels, which exist to define them.
 
-    dtype: or a quantization, or MIXTURE for a file's weights as stored. others: False for the first of these alone.
+    dtype: or a quantization, or Q4_K_M for a file's weights as stored. others: False for the first of these alone.
     """
     quantize: str | None = UNQUANTIZED
     if dtype in QUANTISATIONS:
         quantize = dtype
-    elif dtype == MIXTURE:
+    elif dtype == Q4_K_M:
         quantize = None
     number_format = dtype if quantize == UNQUANTIZED else DEFAULT_DTYPE
     auto = load_model(folder, number_format, quantize=quantize)

@@ -116,7 +116,7 @@ def compare_formats(
     for number_format in formats:
         if number_format == INT8_CACHE and native() is None:  # whose caches alone have formats of choice
             continue
-        if number_format == STORED and (adapter is not None or source.mixture() is None):
+        if number_format == STORED and (adapter is not None or source.file_type() is None):
             continue
         say(f"measuring {number_format}")
         if number_format == INT8_CACHE:

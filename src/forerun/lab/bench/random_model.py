@@ -50,8 +50,8 @@ SHAPES = {
     "llama-8b": Shape("llama", 4096, 32, 32, 8, 128, 14336, 128256, is_tied=False),
 }
 CONTEXT = 4096
-MIXTURE = "Q4_K_M"
-"""A number format of a file alone: Q4_K and Q6_K, as llama.cpp's converter mixes them."""
+Q4_K_M = "Q4_K_M"
+"""A number format of a file alone, a type of llama.cpp's converter: matrices of Q4_K and Q6_K."""
 _TYPES = {4: ("Q4_0", "Q6_K"), 8: ("Q8_0", "Q8_0"), 16: ("BF16", "BF16")}
 """Bits of a weight -> type of the matrices, and of the output layer."""
 _SCALES = {"Q4_0": (0, 4.6), "Q8_0": (0, 74.0), "Q6_K": (208, 74.0 * 18.5), "Q4_K": (0, 258.3)}
@@ -69,7 +69,7 @@ def opened(model: str, number_format: str, say: Callable[[str], None] = lambda _
     the block; any other name as it is.
 
     Args:
-        number_format: dtype, quantization or MIXTURE, which decides the types of the file's tensors.
+        number_format: dtype, quantization or Q4_K_M, which decides the types of the file's tensors.
 
     Raises:
         ConfigError: there is no such shape, or the file cannot be written.
@@ -93,7 +93,7 @@ def opened(model: str, number_format: str, say: Callable[[str], None] = lambda _
 
 
 def write_random(path: Path, shape: Shape, number_format: str) -> None:
-    """Write a model with random weights, tensor by tensor, at the bits of a dtype or quantization, or in MIXTURE.
+    """Write a model with random weights, tensor by tensor, at the bits of a dtype or quantization, or in Q4_K_M.
 
     Raises:
         OSError: the file cannot be written.
@@ -101,12 +101,12 @@ def write_random(path: Path, shape: Shape, number_format: str) -> None:
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFWriter, LlamaFileType
 
     generator = np.random.Generator(np.random.SFC64(0))
-    is_mixed = number_format == MIXTURE
-    matrix, output = ("Q4_K", "Q6_K") if is_mixed else _TYPES[QUANTISATIONS.get(number_format, (16,))[0]]
+    is_q4_k_m = number_format == Q4_K_M
+    matrix, output = ("Q4_K", "Q6_K") if is_q4_k_m else _TYPES[QUANTISATIONS.get(number_format, (16,))[0]]
     tensors = list(_tensors(shape, matrix, output))
     writer = GGUFWriter(path, shape.architecture)
     try:
-        writer.add_file_type(LlamaFileType[f"MOSTLY_{MIXTURE if is_mixed else matrix}"])
+        writer.add_file_type(LlamaFileType[f"MOSTLY_{Q4_K_M if is_q4_k_m else matrix}"])
         _add_metadata(writer, shape)
         for name, size, type_name in tensors:
             kind = GGMLQuantizationType[type_name]

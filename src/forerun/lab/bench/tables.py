@@ -68,8 +68,9 @@ class Report:
 
     def text(self, environment: Environment, markdown: bool = False, width: int | None = None) -> str:
         """Format all tables, and the machine in one line. width: of the terminal."""
-        is_padded = self.target is not None and self.target.cost_padded
-        parts = [_filled(PADDED_NOTE, None if markdown else width)] if is_padded else []
+        parts = []
+        if self.target is not None and self.target.cost_padded:
+            parts.append(_filled(PADDED_NOTE, None if markdown else width))
         for table in self.tables:
             if markdown:
                 parts.append(f"### {table.title}\n\n{markdown_table(table.header, table.rows)}")

@@ -138,7 +138,7 @@ class Placed:
         every = rows * batch
         weights = shape.read(every) * self.weight_bytes
         read = weights + (self.cache(batch * context) or 0.0)
-        products = shape.multiplied * every + shape.mixing * context * every
+        products = shape.multiplied * every + shape.attention_products * context * every
         bound = max(read / machine.bandwidth(self.weights / self.devices), FLOPS_OF_PRODUCT * products / machine.flops)
         costs = machine.overheads or Overheads()
         layers = (shape.layers or 0) * (costs.layer + costs.layer_row * every)

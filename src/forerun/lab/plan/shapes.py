@@ -45,7 +45,7 @@ class ModelShape:
         expert_parameters: of all experts together. experts, experts_used: how many a layer has, and a row takes.
         layers: None: unknown.
         cache_numbers: numbers of keys and values that a position takes in all layers; None: unknown.
-        mixing: multiplications of a row with keys and values, for each position before it.
+        attention_products: multiplications of a row with keys and values, for each position before it.
         one_pass: it drafts all tokens in one pass.
     """
 
@@ -57,7 +57,7 @@ class ModelShape:
     experts_used: int = 1
     layers: int | None = None
     cache_numbers: int | None = None
-    mixing: int = 0
+    attention_products: int = 0
     one_pass: bool = False
 
     def read(self, rows: float) -> float:
@@ -95,11 +95,13 @@ def counted_shape(name: str, parameters: int, given: GivenShape | None = None) -
     """Return the shape of a number of parameters, all of them read at each step."""
     given = given or GivenShape()
     numbers = None
-    mixing = 0
+    attention_products = 0
     if given.layers and given.kv_heads and given.head_dim:
         numbers = 2 * given.layers * given.kv_heads * given.head_dim
-        mixing = 2 * given.layers * (given.heads or given.kv_heads) * given.head_dim
-    return ModelShape(name, parameters, parameters, layers=given.layers, cache_numbers=numbers, mixing=mixing)
+        attention_products = 2 * given.layers * (given.heads or given.kv_heads) * given.head_dim
+    return ModelShape(
+        name, parameters, parameters, layers=given.layers, cache_numbers=numbers, attention_products=attention_products
+    )
 
 
 def configured(name: str, config: Any) -> ModelShape:
@@ -115,14 +117,14 @@ def configured(name: str, config: Any) -> ModelShape:
     spec = description_of(text).served
     heads, kv_heads, *widths = attention_widths(text, spec)
     cached = layers * kv_heads * sum(widths)
-    mixing = layers * heads * sum(widths)
+    attention_products = layers * heads * sum(widths)
     if spec is not None:
-        cached = mixing = 0
+        cached = attention_products = 0
         for layer in spec.layers:
             if (attention := layer.attention) is not None:
                 width = sum(attention.cached_widths)
                 cached += attention.num_kv_heads * width if keeps_keys(layer) else 0
-                mixing += attention.num_heads * width
+                attention_products += attention.num_heads * width
     return ModelShape(
         name,
         sum(sizes.values()),
@@ -132,7 +134,7 @@ def configured(name: str, config: Any) -> ModelShape:
         int(getattr(text, "num_experts_per_tok", None) or 1) if experts else 1,
         layers,
         cached,
-        mixing,
+        attention_products,
     )
 
 

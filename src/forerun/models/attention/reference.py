@@ -153,9 +153,9 @@ class ReferenceAttention:
                 keys = keys[:, s.slots]
                 values = values[:, s.slots]
             rows = query[s.start : s.end] if s.rows is None else query[s.rows]
-            mixed = attend(rows, keys, values, s.partitions[view], form)
+            attended = attend(rows, keys, values, s.partitions[view], form)
             if s.rows is None:
-                out[s.start : s.end].view(mixed.shape).copy_(mixed)
+                out[s.start : s.end].view(attended.shape).copy_(attended)
             else:
-                out.view(-1, *mixed.shape[1:])[s.rows] = mixed.to(self._dtype)
+                out.view(-1, *attended.shape[1:])[s.rows] = attended.to(self._dtype)
         return out

@@ -48,7 +48,7 @@ _BESIDE_EXPERTS = {
     **shared_mlp("mlp"),
     "expert_norm": "pre_feedforward_layernorm_2",
     "shared_norm": "post_feedforward_layernorm_1",
-    "mixed_norm": "post_feedforward_layernorm_2",
+    "routed_norm": "post_feedforward_layernorm_2",
 }
 """Modules of a layer of Gemma 4 whose experts stand beside its own feed-forward layer."""
 

@@ -42,7 +42,7 @@ TENSORS: Mapping[str, str] = {
     "shared_down": "ffn_down_shexp",
     "expert_norm": "pre_ffw_norm_2",
     "shared_norm": "post_ffw_norm_1",
-    "mixed_norm": "post_ffw_norm_2",
+    "routed_norm": "post_ffw_norm_2",
     "per_layer_input_gate": "inp_gate",
     "per_layer_projection": "proj",
     "post_per_layer_input_norm": "post_norm",

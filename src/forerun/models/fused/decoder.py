@@ -25,10 +25,17 @@ from forerun.models.base import HiddenStateOutputs, LayerRangeDecoder
 from forerun.models.families.table import frequencies, spec_in
 from forerun.models.fused.experts import ExpertLayer, bias_of, router_norm_of, take_apart
 from forerun.models.fused.latent import LatentLayer
-from forerun.models.fused.parts import TokenRows, attention_shape, attentions_of, curve_of, parts_of, token_parts
+from forerun.models.fused.parts import (
+    PerLayerInputRows,
+    attention_shape,
+    attentions_of,
+    parts_of,
+    table_and_product,
+    xielu_params,
+)
 from forerun.models.fused.recurrence import RecurrentLayer, numbers_of, state_layout
 from forerun.models.linear import FloatMaker, Linear, LinearPart, Maker, at_path, make_linear, of_rows, tensors_of
-from forerun.models.rotation import Rotation, rotate
+from forerun.models.rope import RotaryEmbedding, apply_rotary
 from forerun.models.spec.attention import AnyAttention, Attention, LatentAttention
 from forerun.models.spec.decoder import DecoderSpec
 from forerun.models.spec.feed_forward import EXPERT, AnyFeedForward, Experts, FeedForward
@@ -45,10 +52,10 @@ _ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def _xielu(x: Tensor, curve: Tensor) -> Tensor:
-    """Return xIELU (2411.13010) of x. curve: [3], alpha of positive and of negative numbers, beta."""
-    above, below, beta = curve
-    wide = x.to(curve.dtype)
+def _xielu(x: Tensor, activation_params: Tensor) -> Tensor:
+    """Return xIELU (2411.13010) of x. activation_params: [3], alpha of positive and of negative numbers, beta."""
+    above, below, beta = activation_params
+    wide = x.to(activation_params.dtype)
     bent = torch.where(wide > 0, above * wide * wide, below * (torch.expm1(wide.clamp(max=-1e-6)) - wide))
     found: Tensor = bent + beta * wide
     return found.to(x.dtype)
@@ -94,8 +101,8 @@ class _Layer:
     cached: int
     """The place of its keys and values among those that are kept."""
     form: AttentionShape | None
-    curve: Tensor | None
-    """[3], of `_xielu`."""
+    xielu: Tensor | None
+    """[3], the parameters of that activation."""
     latent: LatentLayer | None
     scale: Tensor | None
     """[1], of what comes out of it."""
@@ -143,9 +150,11 @@ class FusedDecoder(LayerRangeDecoder):
         )
         if not is_tied:
             head_module.to_empty(device="meta")
-        self.token_parts: dict[str, object] = {}
-        self.token_rows = self._token_rows(base, maker)
-        self.rotations = [Rotation(*each, self.compute_dtype, self.device) for each in frequencies(model.config, spec)]
+        self.per_layer_parts: dict[str, object] = {}
+        self.per_layer_inputs = self._per_layer_input_rows(base, maker)
+        self.ropes = [
+            RotaryEmbedding(*each, self.compute_dtype, self.device) for each in frequencies(model.config, spec)
+        ]
         self.attention = ReferenceAttention(self.dtype)
         self.layers: list[_Layer] = []
         for index, (layer, own) in enumerate(zip(base.get_submodule(spec.layer_list), spec.layers, strict=True)):
@@ -163,32 +172,34 @@ class FusedDecoder(LayerRangeDecoder):
         x = self._normed(x, self.norm) if self.spec.embeddings.is_normed else x
         return x if self.positions is None else (x + self.positions[layout.positions]).to(x.dtype)
 
-    def through(self, x: Tensor, layout: Layout, first: int, last: int, hidden_outputs: HiddenStateOutputs) -> Tensor:
-        """Compute layers `first` to `last` - 1: [T, hidden] -> [T, hidden] (`LayerRangeDecoder.through`)."""
-        turns = self.turns(layout)
+    def forward_layers(
+        self, x: Tensor, layout: Layout, first: int, last: int, hidden_outputs: HiddenStateOutputs
+    ) -> Tensor:
+        """Compute layers `first` to `last` - 1: [T, hidden] -> [T, hidden] (`LayerRangeDecoder.forward_layers`)."""
+        cos_sin = self.cos_sin(layout)
         given = None
-        if self.token_rows is not None:
-            given = self.token_rows.of(layout.token_ids, self.embed(layout) if first else x)
+        if self.per_layer_inputs is not None:
+            given = self.per_layer_inputs.of(layout.token_ids, self.embed(layout) if first else x)
         for index in range(first, last):
             hidden_outputs.take(index, x)
-            x = self.behind_norm(index, x, self._normed(x, self.layers[index].norms.get("input_norm")), layout, turns)
+            x = self.behind_norm(index, x, self._normed(x, self.layers[index].norms.get("input_norm")), layout, cos_sin)
             per_layer = self.layers[index].spec.per_layer_input
             if given is not None and per_layer is not None:
                 x = self._with_token(self.layers[index], per_layer, x, given[:, index])
             x = x if (scale := self.layers[index].scale) is None else (x * scale).to(x.dtype)
         return x
 
-    def turns(self, layout: Layout) -> list[Tensor]:
-        """Return what queries and keys of the rows are turned by, of each rotation."""
-        return [rotation.turns(layout) for rotation in self.rotations]
+    def cos_sin(self, layout: Layout) -> list[Tensor]:
+        """Return the complex factors of the rows, of each rotation."""
+        return [rope.cos_sin(layout) for rope in self.ropes]
 
-    def behind_norm(self, index: int, x: Tensor, h: Tensor, layout: Layout, turns: list[Tensor]) -> Tensor:
+    def behind_norm(self, index: int, x: Tensor, h: Tensor, layout: Layout, cos_sin: list[Tensor]) -> Tensor:
         """Compute a layer behind its first norm, [T, hidden]. x: what is added to. h: what its attention reads."""
         layer = self.layers[index]
         own = layer.spec.attention
         feed_forward = layer.spec.feed_forward
         behind = layer.norms.get("attention_norm")
-        attended = None if own is None else self._attended(layer, own, h, layout, turns)
+        attended = None if own is None else self._attended(layer, own, h, layout, cos_sin)
         fed = None
         if layer.spec.is_parallel and feed_forward is not None:
             fed = self._fed(layer, feed_forward, x)
@@ -231,12 +242,12 @@ class FusedDecoder(LayerRangeDecoder):
         # if quantized, it is finite
         parts: list[tuple[str, object]] = [(spec.embedding_weight, self.embedding)]
         parts.append((f"{spec.base}.{spec.embeddings.positions}.weight", self.positions))
-        parts += self.token_parts.items()
+        parts += self.per_layer_parts.items()
         for index, layer in enumerate(self.layers):
             own = layer.spec
             path = spec.layer_path(index)
             parts.append((f"{path}.{own.scalar}", layer.scale))
-            parts.append((f"{path}.{getattr(own.feed_forward, 'xielu', None)}", layer.curve))
+            parts.append((f"{path}.{getattr(own.feed_forward, 'xielu', None)}", layer.xielu))
             if layer.recurrence is not None:
                 numbers = layer.recurrence.numbers
                 parts += [(f"{path}.{name}", each) for name, each in numbers.items()]
@@ -265,12 +276,12 @@ class FusedDecoder(LayerRangeDecoder):
             elif isinstance(part, nn.Module):
                 yield from tensors_of(part, name + ".")
 
-    def _attended(self, layer: _Layer, own: AnyAttention, h: Tensor, layout: Layout, turns: list[Tensor]) -> Tensor:
+    def _attended(self, layer: _Layer, own: AnyAttention, h: Tensor, layout: Layout, cos_sin: list[Tensor]) -> Tensor:
         """Return what a layer's attention gives, [T, heads * D]. h: what it reads."""
-        turned = None if own.rope is None else turns[own.rope]
+        own_cos_sin = None if own.rope is None else cos_sin[own.rope]
         assert layer.form is not None
         if layer.latent is not None:
-            heads_of = layer.latent.enter(h, turned)
+            heads_of = layer.latent.enter(h, own_cos_sin)
             return layer.latent.leave(self.attention.forward(layer.cached, *heads_of, layout, layer.form))
         assert isinstance(own, Attention)
         heads = own.num_heads
@@ -283,8 +294,8 @@ class FusedDecoder(LayerRangeDecoder):
             h = torch.cat([h, h[:, heads:, _places(own, h.device)]], 1)
         if not own.norms_rotated:
             h = self._normed_heads(own, h, layer.norms)
-        if turned is not None:
-            rotate(h[:, :rotated, : own.rotated], turned)
+        if own_cos_sin is not None:
+            apply_rotary(h[:, :rotated, : own.rotated], own_cos_sin)
         if own.norms_rotated:
             h = self._normed_heads(own, h, layer.norms)
         query = h[:, :heads]
@@ -294,10 +305,10 @@ class FusedDecoder(LayerRangeDecoder):
             periods = (layout.positions // own.query_period).to(self.compute_dtype)
             query = query * (1 + own.query_growth * torch.log1p(periods))[:, None, None]
         if "key" in own.modules:
-            mixed = self.attention.forward(layer.cached, query, key, value, layout, layer.form)
+            attended = self.attention.forward(layer.cached, query, key, value, layout, layer.form)
         else:
-            mixed = self.attention.attend(layer.cached, query, layout, layer.form)
-        return mixed if gates is None else mixed * sigmoid(gates)
+            attended = self.attention.attend(layer.cached, query, layout, layer.form)
+        return attended if gates is None else attended * sigmoid(gates)
 
     def _fed(self, layer: _Layer, own: AnyFeedForward, x: Tensor) -> Tensor:
         """Return what the last product of the feed-forward layer reads, [T, intermediate]; of a mixture of experts,
@@ -311,12 +322,12 @@ class FusedDecoder(LayerRangeDecoder):
             gate, up = shared.forward(h).chunk(2, 1)
             always = layer.linears["shared_down"].forward(activated(own, gate, up))
             always = self._normed(always, layer.norms.get("shared_norm"))
-            switch = layer.experts.shared_expert_gate
-            return routed + (always if switch is None else always * sigmoid(switch.forward(h)))
+            shared_gate = layer.experts.shared_expert_gate
+            return routed + (always if shared_gate is None else always * sigmoid(shared_gate.forward(h)))
         if "gate" in layer.linears:
             return activated(own, *layer.linears["gate"].forward(h).chunk(2, 1))
-        act = _ACTIVATIONS[own.activation] if layer.curve is None else partial(_xielu, curve=layer.curve)
-        return act(_scaled(own, layer.linears["up"].forward(h)))
+        up = _scaled(own, layer.linears["up"].forward(h))
+        return _ACTIVATIONS[own.activation](up) if layer.xielu is None else _xielu(up, layer.xielu)
 
     def _with_token(self, layer: _Layer, own: PerLayerInput, x: Tensor, given: Tensor) -> Tensor:
         """Return x, [T, hidden], with what its tokens give the layer. given: [T, width]."""
@@ -325,12 +336,12 @@ class FusedDecoder(LayerRangeDecoder):
         return self._added(x, layer.linears[projection], h, layer.norms.get(own.NORMS[0]), 1.0)
 
     def _routed(self, layer: _Layer, experts: ExpertLayer, x: Tensor, h: Tensor) -> Tensor:
-        """Return what the chosen experts give, [T, hidden]. x: the residual. h: the same behind "mlp_norm"."""
+        """Return what the selected experts give, [T, hidden]. x: the residual. h: the same behind "mlp_norm"."""
         if experts.router_norm is None:
             return experts.forward(h, h)
         scored = rms_norm(x, experts.router_norm, self.eps)
         routed = experts.forward(self._normed(x, layer.norms["expert_norm"]), scored)
-        return self._normed(routed, layer.norms.get("mixed_norm"))
+        return self._normed(routed, layer.norms.get("routed_norm"))
 
     def _added(self, x: Tensor, linear: Linear | None, h: Tensor, norm: Norm | None, factor: float) -> Tensor:
         """Return x + the product of h, normed and scaled, by the decoder's factor and this one. linear: None where h is
@@ -377,19 +388,20 @@ class FusedDecoder(LayerRangeDecoder):
             None if bias is None else bias.detach().to(self.compute_dtype, copy=True),
         )
 
-    def _token_rows(self, base: Any, maker: Maker) -> TokenRows | None:
+    def _per_layer_input_rows(self, base: Any, maker: Maker) -> PerLayerInputRows | None:
         """Return what makes the inputs that tokens give layers."""
         spec = self.spec
         shape = self.spec.embeddings.per_layer
         if shape is None:
             return None
-        table, product = token_parts(spec, shape, base)
+        table, product = table_and_product(spec, shape, base)
         rows = maker.embedding(table)
         linear = maker.linear([product])
         norm = self._numbers(base, shape.norm, shape.width)
         names = (f"{spec.base}.{name}" for name in (shape.table, shape.product, shape.norm))
-        self.token_parts = dict(zip(names, (rows, linear, norm), strict=True))
-        return TokenRows(shape, lambda token_ids: rows[token_ids], linear, partial(self._normed, norm=norm), self.dtype)
+        self.per_layer_parts = dict(zip(names, (rows, linear, norm), strict=True))
+        normed = partial(self._normed, norm=norm)
+        return PerLayerInputRows(shape, rows.__getitem__, linear, normed, self.dtype)
 
     def _rearranged(self, layer: Any, path: str, own: LayerSpec, maker: Maker) -> _Layer:
         roles = own.roles
@@ -403,7 +415,7 @@ class FusedDecoder(LayerRangeDecoder):
 
         linears = {each[0]: linear(*each) for each in roles_of_products(roles, is_native=False)}
         norms = {role: norm(role) for role in own.all_norms}
-        recurrence = latent = curve = None
+        recurrence = latent = xielu = None
         if own.recurrence is not None:
             numbers = numbers_of(own.recurrence, layer)
             recurrence = RecurrentLayer(own.recurrence, len(self.layers), numbers, linears, self.compute_dtype)
@@ -411,7 +423,7 @@ class FusedDecoder(LayerRangeDecoder):
             weights = {role: each.weight for role, each in norms.items()}
             latent = LatentLayer(own.attention, layer, linears, weights, self.dtype)
         if isinstance(own.feed_forward, FeedForward) and own.feed_forward.xielu is not None:
-            curve = curve_of(layer.get_submodule(own.feed_forward.xielu)).to(self.eps)
+            xielu = xielu_params(layer.get_submodule(own.feed_forward.xielu)).to(self.eps)
         return _Layer(
             spec=own,
             norms=norms,
@@ -420,7 +432,7 @@ class FusedDecoder(LayerRangeDecoder):
             experts=None if own.experts is None else self._experts(layer, path, own, own.experts, maker),
             cached=self.spec.cached(len(self.layers)),
             form=None if own.attention is None else attention_shape(own.attention, layer),
-            curve=curve,
+            xielu=xielu,
             latent=latent,
             scale=None if own.scalar is None else at_path(layer, own.scalar).to(self.eps),
         )
@@ -438,12 +450,12 @@ class FusedDecoder(LayerRangeDecoder):
         router = layer.get_submodule(shape.router)
         reads = torch.promote_types(router.weight.dtype, self.dtype)
         bias = getattr(router, "bias", None)
-        switch = None if shape.shared_expert_gate is None else layer.get_submodule(shape.shared_expert_gate)
+        shared_gate = None if shape.shared_expert_gate is None else layer.get_submodule(shape.shared_expert_gate)
         return ExpertLayer(
             shape,
             make_linear(router.weight.detach().to(reads), None if bias is None else bias.detach().to(reads)),
             bias_of(shape, layer),
-            None if switch is None else make_linear(switch.weight.detach()),
+            None if shared_gate is None else make_linear(shared_gate.weight.detach()),
             gate_up,
             down,
             partial(activated, shape),

@@ -128,32 +128,37 @@ def take_experts_apart(spec: DecoderSpec, model: nn.Module) -> None:
 
 
 def route(experts: Experts, scores: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return the experts of each row, [T, top] int64, and what their results are multiplied by.
+    """Return the selected experts of each row, [T, top] int64, and their routing weights, [T, top].
 
     scores: [T, count], of the router. bias: [count], or None.
     """
     is_near = experts.scoring == "sparsemixer"
     if not is_near:
         scores = sigmoid(scores) if experts.scoring == "sigmoid" else scores.softmax(-1)
-    ranks = scores if bias is None else scores + bias
+    scores_for_choice = scores if bias is None else scores + bias
     if experts.n_group:
-        groups = ranks.view(len(ranks), experts.n_group, -1)
+        groups = scores_for_choice.view(len(scores), experts.n_group, -1)
         sums = groups.topk(min(experts.scores_of_group, groups.shape[-1]), -1).values.sum(-1)
         left = sums.sort(dim=-1, descending=True, stable=True).indices[:, experts.topk_group :]
-        ranks = groups.scatter(1, left[:, :, None].expand(-1, -1, groups.shape[-1]), -torch.inf).view(ranks.shape)
-    chosen = ranks.sort(dim=-1, descending=True, stable=True).indices[:, : experts.num_experts_per_tok]
-    shares = _near_shares(scores, chosen, experts.distance) if is_near else scores.gather(1, chosen)
+        groups = groups.scatter(1, left[:, :, None].expand(-1, -1, groups.shape[-1]), -torch.inf)
+        scores_for_choice = groups.view(scores.shape)
+    order = scores_for_choice.sort(dim=-1, descending=True, stable=True).indices
+    selected_experts = order[:, : experts.num_experts_per_tok]
+    if is_near:
+        routing_weights = _near_weights(scores, selected_experts, experts.distance)
+    else:
+        routing_weights = scores.gather(1, selected_experts)
     if experts.norm_topk_prob:
-        shares = shares / shares.sum(-1, keepdim=True).clamp(min=experts.least_sum)
-    return chosen, shares * experts.routed_scaling_factor
+        routing_weights = routing_weights / routing_weights.sum(-1, keepdim=True).clamp(min=experts.least_sum)
+    return selected_experts, routing_weights * experts.routed_scaling_factor
 
 
-def _near_shares(scores: Tensor, chosen: Tensor, distance: float) -> Tensor:
-    """Return the shares of the chosen experts by "sparsemixer" (`Experts.scoring`), [T, top]."""
-    own = scores.gather(1, chosen)[:, :, None]
+def _near_weights(scores: Tensor, selected_experts: Tensor, distance: float) -> Tensor:
+    """Return the routing weights of the selected experts by "sparsemixer" (`Experts.scoring`), [T, top]."""
+    own = scores.gather(1, selected_experts)[:, :, None]
     each = scores[:, None]
     is_far = (own - each) / each.abs().maximum(own) > distance
-    taken = nn.functional.one_hot(chosen, scores.shape[1])
+    taken = nn.functional.one_hot(selected_experts, scores.shape[1])
     was_before = taken.cumsum(1) > taken
     return 1 / (each - own).exp().masked_fill(is_far | was_before, 0.0).sum(-1)
 
@@ -167,7 +172,7 @@ class ExpertLayer:
         gate_up: of each expert, the outputs of both side by side. down: of each.
         activation: of gate and up, [n, width] each.
         dtype: to choose in.
-        router_norm: of `router_norm_of`. scales: [count], factors of the shares; None: none.
+        router_norm: of `router_norm_of`. scales: [count], factors of the routing weights; None: none.
     """
 
     def __init__(
@@ -202,16 +207,18 @@ class ExpertLayer:
 
         An expert sees as many rows as were given to it; its products are padded to MIN_ROWS as all others are.
         """
-        chosen, shares = route(self._shape, self._router.forward(scored.to(self._reads)).to(self._dtype), self._bias)
-        shares = shares if self._scales is None else shares * self._scales[chosen]
-        parts = h.new_zeros(*chosen.shape, h.shape[-1], dtype=self._dtype)
-        for expert in sorted(set(chosen.flatten().tolist())):
-            rows, choice = torch.where(chosen == expert)
+        scores = self._router.forward(scored.to(self._reads)).to(self._dtype)
+        selected_experts, routing_weights = route(self._shape, scores, self._bias)
+        if self._scales is not None:
+            routing_weights = routing_weights * self._scales[selected_experts]
+        parts = h.new_zeros(*selected_experts.shape, h.shape[-1], dtype=self._dtype)
+        for expert in sorted(set(selected_experts.flatten().tolist())):
+            rows, choice = torch.where(selected_experts == expert)
             padded = torch.cat([rows, rows[-1:].expand(max(0, MIN_ROWS - len(rows)))])
             gate, up = self._gate_up[expert].forward(h[padded]).chunk(2, -1)
             given = self._down[expert].forward(self._activation(gate, up))
             parts[rows, choice] = given[: len(rows)].to(self._dtype)
-        return (parts * shares[:, :, None]).sum(1).to(h.dtype)
+        return (parts * routing_weights[:, :, None]).sum(1).to(h.dtype)
 
 
 def router_norm_of(experts: Experts, hidden: int, layer: Any) -> Tensor | None:

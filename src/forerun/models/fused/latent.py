@@ -11,7 +11,7 @@ from torch import Tensor
 from forerun.kernels.torch.elementwise import rms_norm
 from forerun.models.fused.parts import weights_by_head
 from forerun.models.linear import Linear, make_linear
-from forerun.models.rotation import rotate
+from forerun.models.rope import apply_rotary
 from forerun.models.spec.attention import LatentAttention
 
 
@@ -47,13 +47,13 @@ class LatentLayer:
             for before, behind in zip(absorbing, expanding, strict=True)
         ]
 
-    def enter(self, h: Tensor, turns: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    def enter(self, h: Tensor, cos_sin: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries [T, heads, key width], keys [T, 1, key width] and values [T, 1, kv_lora_rank], in the type to
         compute in.
 
         Args:
             h: [T, hidden], normed rows.
-            turns: of `rotate`; None: nothing is rotated.
+            cos_sin: of `apply_rotary`; None: nothing is rotated.
         """
         own = self._own
         rows = h
@@ -61,17 +61,17 @@ class LatentLayer:
             rows = rms_norm(self._linears["q_a_proj"].forward(h), self._norms["q_a_layernorm"], self._eps)
         query = self._linears["query"].forward(rows).to(self._eps).view(len(h), own.num_heads, own.head_dim)
         key = self._linears["kv_a_proj"].forward(h).to(self._eps)[:, None]
-        if turns is not None:
-            rotate(query[:, :, : own.rotated], turns)
-            rotate(key[:, :, : own.rotated], turns)
+        if cos_sin is not None:
+            apply_rotary(query[:, :, : own.rotated], cos_sin)
+            apply_rotary(key[:, :, : own.rotated], cos_sin)
         value = rms_norm(key[:, :, own.rotated :], self._norms["kv_a_layernorm"], self._eps)
         plain = query[:, :, own.rotated :].to(self._dtype).unbind(1)
         brought = [before.forward(part.contiguous()) for part, (before, _) in zip(plain, self.heads, strict=True)]
         query = torch.cat([query[:, :, : own.rotated], torch.stack(brought, 1).to(self._eps)], 2)
         return query, torch.cat([key[:, :, : own.rotated], value], 2), value
 
-    def leave(self, mixed: Tensor) -> Tensor:
+    def leave(self, latents: Tensor) -> Tensor:
         """Return values, [T, heads * v_head_dim], of sums of latents, [T, heads * kv_lora_rank]."""
-        parts = mixed.view(len(mixed), len(self.heads), -1).unbind(1)
+        parts = latents.view(len(latents), len(self.heads), -1).unbind(1)
         found = [behind.forward(part.contiguous()) for part, (_, behind) in zip(parts, self.heads, strict=True)]
         return torch.cat(found, 1)

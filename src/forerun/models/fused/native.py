@@ -1,7 +1,8 @@
-"""The native decoder of the families that `spec.py` describes: one kernel call for all layers, with weights of
-32, 16, 8 or 4 bits.
+"""The native decoder of the families that have a `DecoderSpec`: one kernel call for all layers, with weights of 32, 16,
+8 or 4 bits.
 
-States between layers are float32. `models/fused/decoder.py` computes the same in PyTorch.
+States between layers are float32. `models/fused/decoder.py` computes the same in PyTorch. The structures of
+csrc/forerun.h are made here of the spec, whose names they have but for _C_NAMES.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from forerun.kernels.cpu.library import (
+    HEADER,
     ExpertsStruct,
     LatentStruct,
     LayerStruct,
@@ -27,31 +29,53 @@ from forerun.kernels.cpu.library import (
     LinearStruct,
     ModelStruct,
     RecurrenceStruct,
+    StateStruct,
     plain_fields,
 )
 from forerun.kernels.cpu.linear import NativeLinear, expert_memory
 from forerun.kernels.cpu.page_layout import CACHE_FORMATS, LANES, PAGE
-from forerun.kv_cache.recurrent_state import StateMaker
-from forerun.models.attention.base import Layout
+from forerun.kv_cache.recurrent_state import RecordedState, StateMaker
+from forerun.models.attention.base import Layout, PackedRows
 from forerun.models.attention.native import PathPlanner, rows_struct
 from forerun.models.base import HiddenStateOutputs, LayerRangeDecoder
 from forerun.models.draft_session import DraftSession, Pick
 from forerun.models.draft_session_native import NativeDraftSession
 from forerun.models.families.table import frequencies, spec_in
-from forerun.models.fused import native_fields as fields
 from forerun.models.fused.experts import bias_of, router_norm_of, take_apart
-from forerun.models.fused.parts import TokenRows, attentions_of, curve_of, parts_of, token_parts, weights_by_head
+from forerun.models.fused.parts import (
+    PerLayerInputRows,
+    attentions_of,
+    parts_of,
+    table_and_product,
+    weights_by_head,
+    xielu_params,
+)
 from forerun.models.fused.recurrence import numbers_of, state_layout
 from forerun.models.linear import LinearPart, Maker, at_path, of_rows
-from forerun.models.rotation import HalfRotation
+from forerun.models.rope import CosSinTables
 from forerun.models.spec.attention import Attention, LatentAttention
 from forerun.models.spec.decoder import DecoderSpec
-from forerun.models.spec.feed_forward import EXPERT, EXPERT_NORMS, Experts, FeedForward
+from forerun.models.spec.feed_forward import EXPERT, EXPERT_NORMS, SHARED, AnyFeedForward, Experts, FeedForward
 from forerun.models.spec.layer import LayerSpec
 from forerun.models.spec.recurrence import RECURRENT_ROLES, Recurrence
 from forerun.models.weight_plan import roles_of_products
 from forerun.types import Cache
 
+_ENUMS = HEADER.enums
+_C_NAMES = {"kv_a_proj": "key", "A_log": "A", **{role: role.removeprefix("shared_") for role in SHARED}}
+"""Roles and parameters of a spec by other names in the structures. The layer's own feed-forward layer is the shared
+expert."""
+_NO_ATTENTION = Attention(num_heads=1, num_kv_heads=1, head_dim=2, rotated=2, scale=2**-0.5)
+"""The sizes that a decoder without attention is given."""
+_OF_EXPERTS = (
+    *("num_experts", "num_experts_per_tok", "moe_intermediate_size", "n_group", "topk_group", "scores_of_group"),
+    *("norm_topk_prob", "least_sum", "routed_scaling_factor", "distance"),
+)
+_OF_RECURRENCE = (
+    *("conv_kernel", "channels", "heads", "key_heads", "key_width", "value_width", "normed_width", "gates_first"),
+    *("heads_are_tiled", "norm_eps", "beta_scale"),
+)
+"""Fields that a spec has by the same name."""
 _Norms = dict[str, tuple[int | None, int | None]]  # by role, the addresses of weight and bias
 
 
@@ -68,7 +92,7 @@ class NativeDecoder(LayerRangeDecoder):
 
     Attributes:
         library: whose kernels compute it.
-        struct: the model in the library's form. rotation: its tables.
+        struct: the model in the library's form. cos_sin: the tables of its rotations.
     """
 
     def __init__(
@@ -92,9 +116,8 @@ class NativeDecoder(LayerRangeDecoder):
             table = base.get_submodule(positions).weight.detach().float()[spec.embeddings.first_position :]
             self._positions = self._kept[f"{spec.base}.{positions}.weight"] = table.clone()
         self.lm_head, self.embedding = self._outer_layers(model, base, maker, output_tokens)
-        self.token_rows = self._token_rows(base, maker, model.dtype)
-        rotations = frequencies(model.config, spec)
-        self.rotation = HalfRotation(*rotations[0], *rotations[1:])
+        self.per_layer_inputs = self._per_layer_input_rows(base, maker, model.dtype)
+        self.cos_sin = CosSinTables(*frequencies(model.config, spec))
         self.num_layers = len(spec.layers)
         self._cache_dtype = cache_dtype
         self._layers = (LayerStruct * self.num_layers)()
@@ -110,7 +133,7 @@ class NativeDecoder(LayerRangeDecoder):
         for index, (layer, own) in enumerate(zip(base.get_submodule(spec.layer_list), spec.layers, strict=True)):
             self._layers[index] = self._packed(layer, spec.layer_path(index), own, maker)
             if own.attention is not None:
-                self._layers[index].keys_at = starts[spec.cached(index)] * cache_dtype.itemsize
+                self._layers[index].kv_offset = starts[spec.cached(index)] * cache_dtype.itemsize
             layer.to_empty(device="meta")
         self.struct = self._model_struct(*self._norm(base, spec.base, spec.output.norm, spec.hidden))
 
@@ -123,7 +146,7 @@ class NativeDecoder(LayerRangeDecoder):
         for layer in self._layers:
             each = (getattr(layer, name) for name in linear)
             forms = ((struct.kind, struct.activation_bits, struct.out_features > 0) for struct in each)
-            kinds.append((layer.window, layer.rotation, bool(layer.recurrence), bool(layer.experts), *forms))
+            kinds.append((layer.window, layer.rope, bool(layer.recurrence), bool(layer.experts), *forms))
         part = copy(self)
         part.num_layers = min(self.num_layers, max(2, 1 + max(map(kinds.index, kinds))))
         part.planner = part._planner(part.num_layers)
@@ -157,7 +180,7 @@ class NativeDecoder(LayerRangeDecoder):
         embedding that is not the output layer too."""
         unread = 0 if self.embedding is self.lm_head else self.embedding.nbytes
         unread += self._kept[self.spec.per_layer_table].nbytes if self.spec.per_layer_table else 0
-        left = sum(experts.count - experts.top for experts in self._experts)
+        left = sum(experts.num_experts - experts.num_experts_per_tok for experts in self._experts)
         return sum(kept.nbytes for kept in self._kept.values()) - unread - int(left * self.expert_nbytes)
 
     @property
@@ -173,7 +196,7 @@ class NativeDecoder(LayerRangeDecoder):
     @property
     def expert_nbytes(self) -> float:
         """Return the bytes of the weights of an expert, on average."""
-        count: int = sum(experts.count for experts in self._experts)
+        count: int = sum(experts.num_experts for experts in self._experts)
         return self._expert_bytes / max(1, count)
 
     def embed(self, layout: Layout) -> Tensor:
@@ -189,33 +212,35 @@ class NativeDecoder(LayerRangeDecoder):
             self._normed(self.struct, x)
         return x if self._positions is None else x.add_(self._positions[positions])
 
-    def through(self, x: Tensor, layout: Layout, first: int, last: int, hidden_outputs: HiddenStateOutputs) -> Tensor:
-        """Compute layers `first` to `last` - 1: [T, hidden] -> [T, hidden] (`LayerRangeDecoder.through`)."""
+    def forward_layers(
+        self, x: Tensor, layout: Layout, first: int, last: int, hidden_outputs: HiddenStateOutputs
+    ) -> Tensor:
+        """Compute layers `first` to `last` - 1: [T, hidden] -> [T, hidden] (`LayerRangeDecoder.forward_layers`)."""
         x = x.to(torch.float32, copy=True).contiguous()
-        rotation = self.rotation.reaching(layout.num_positions)
-        rows = rows_struct(layout.plan, *rotation)
-        if self.token_rows is not None:
-            given = self.token_rows.of(layout.token_ids, self.embed(layout) if first else x)
-            rows.token_inputs = given.data_ptr()
+        cos_sin = self.cos_sin.reaching(layout.num_positions)  # held: `rows` has their addresses
+        rows = rows_struct(layout.plan, *cos_sin)
+        if self.per_layer_inputs is not None:
+            given = self.per_layer_inputs.of(layout.token_ids, self.embed(layout) if first else x)
+            rows.per_layer_inputs = given.data_ptr()
         if self.planner.new_state is not None:
-            states = fields.states_array(layout.packed)
+            states = _states_array(layout.packed)
             rows.states = ctypes.addressof(states)
-        tapped = [
+        output_layers = [
             layer for layer in hidden_outputs.layers if first <= layer and (layer < last or last == self.num_layers)
         ]
-        taps = torch.empty(len(x), len(tapped), self.hidden)
-        self.library.layers(
+        hidden_states = torch.empty(len(x), len(output_layers), self.hidden)
+        self.library.forward_layers(
             ctypes.byref(self.struct),
             ctypes.byref(rows),
             first,
             last,
             x.data_ptr(),
-            (ctypes.c_int32 * len(tapped))(*tapped),
-            len(tapped),
-            taps.data_ptr(),
+            (ctypes.c_int32 * len(output_layers))(*output_layers),
+            len(output_layers),
+            hidden_states.data_ptr(),
             torch.get_num_threads(),
         )
-        hidden_outputs.add(taps)
+        hidden_outputs.add(hidden_states)
         return x
 
     def head(self, x: Tensor, layout: Layout, hidden_outputs: HiddenStateOutputs) -> Tensor:
@@ -273,19 +298,19 @@ class NativeDecoder(LayerRangeDecoder):
         table.to_empty(device="meta")
         return head, rows
 
-    def _token_rows(self, base: Any, maker: Maker, dtype: torch.dtype) -> TokenRows | None:
+    def _per_layer_input_rows(self, base: Any, maker: Maker, dtype: torch.dtype) -> PerLayerInputRows | None:
         """Return what makes the inputs that tokens give layers."""
         spec = self.spec
         shape = self.spec.embeddings.per_layer
         if shape is None:
             return None
-        table, product = token_parts(spec, shape, base)
+        table, product = table_and_product(spec, shape, base)
         rows = self._native(maker, [table], is_head=True)
         linear = self._native(maker, [product])
         address, _ = self._norm(base, spec.base, shape.norm, shape.width)
         norm = ModelStruct(hidden=shape.width, eps=spec.norms.eps, norm=address)
         base.get_submodule(shape.table).to_empty(device="meta")
-        return TokenRows(shape, rows.rows, linear, partial(self._normed, norm), dtype)
+        return PerLayerInputRows(shape, rows.rows, linear, partial(self._normed, norm), dtype)
 
     def _normed(self, model: ModelStruct, x: Tensor) -> Tensor:
         """Return x, whose rows the final norm of a model has normed in place."""
@@ -302,7 +327,7 @@ class NativeDecoder(LayerRangeDecoder):
             num_layers=self.num_layers,
             page=PAGE,
             cache_format=CACHE_FORMATS[self._cache_dtype],
-            **fields.model_fields(self.spec),
+            **_model_fields(self.spec),
         )
 
     def _packed(self, layer: Any, path: str, own: LayerSpec, maker: Maker) -> LayerStruct:
@@ -315,44 +340,46 @@ class NativeDecoder(LayerRangeDecoder):
             order = own.norm_order(role, in_pairs=False)
             norms[role] = self._norm(layer, path, own.module(role), own.norm_width(role), order)
         made = {each[0]: linear(each) for each in roles_of_products(own.roles, is_native=True)}
-        recurrence = experts = latent = curve = ones = sinks = None
+        recurrence = experts = latent = xielu = ones = sinks = None
         if own.recurrence is not None:
             recurrence = self._recurrence(layer, path, own.recurrence, made)
         if isinstance(own.attention, LatentAttention):
             latent = self._latent(layer, path, own.attention, made, norms)
         if own.experts is not None:
-            experts = self._mixture(layer, path, own, own.experts, maker, norms)
+            experts = self._experts_struct(layer, path, own, own.experts, maker, norms)
         if isinstance(own.attention, Attention):
             sinks = self._at(layer, path, own.attention.sinks)
             ones = torch.ones(own.attention.head_dim) if own.attention.norms_values else None
-        if isinstance(own.feed_forward, FeedForward) and (xielu := own.feed_forward.xielu) is not None:
-            curve = self._pointer(f"{path}.{xielu}", curve_of(layer.get_submodule(xielu)))
+        if isinstance(own.feed_forward, FeedForward) and (name := own.feed_forward.xielu) is not None:
+            xielu = self._pointer(f"{path}.{name}", xielu_params(layer.get_submodule(name)))
         biases = {"input_norm": "input_bias", "mlp_norm": "mlp_bias"}
         return LayerStruct(
             experts=experts,
             latent=latent,
             value_norm=None if ones is None else self._pointer(f"{path}.ones", ones),
-            output_scale=self._at(layer, path, own.scalar),
-            **fields.layer_fields(own, self.spec),
+            layer_scalar=self._at(layer, path, own.scalar),
+            **_layer_fields(own, self.spec),
             sinks=sinks,
-            curve=curve,
+            activation_params=xielu,
             recurrence=recurrence,
-            **{fields.NAMES.get(role, role): address for role, (address, _) in norms.items()},
+            **{_C_NAMES.get(role, role): address for role, (address, _) in norms.items()},
             **{biases[role]: bias for role, (_, bias) in norms.items() if role in biases},
-            **{fields.NAMES.get(role, role): each for role, each in made.items() if role not in RECURRENT_ROLES},
+            **{_C_NAMES.get(role, role): each for role, each in made.items() if role not in RECURRENT_ROLES},
         )
 
-    def _mixture(self, layer: Any, path: str, own: LayerSpec, shape: Experts, maker: Maker, norms: _Norms) -> int:
+    def _experts_struct(
+        self, layer: Any, path: str, own: LayerSpec, shape: Experts, maker: Maker, norms: _Norms
+    ) -> int:
         """Keep the structure of a layer's experts, with what `norms` has for it, and return its address. The router's
         weights stay numbers."""
         take_apart(shape, layer, path)
         count = shape.num_experts
         bias = bias_of(shape, layer)
-        switch = shape.shared_expert_gate
+        shared_gate = shape.shared_expert_gate
 
         def numbers(name: str) -> LinearStruct:
             module = layer.get_submodule(name)
-            weight = fields.served_numbers(module.weight.detach())
+            weight = _served_numbers(module.weight.detach())
             self._kept[f"{path}.{name}.weight"] = made = NativeLinear(
                 self.library, weight, getattr(module, "bias", None)
             )
@@ -369,24 +396,26 @@ class NativeDecoder(LayerRangeDecoder):
 
         with expert_memory():
             arrays = [linears(role) for role in EXPERT]
-        curve = None if shape.swiglu is None else torch.tensor(shape.swiglu)
+        swiglu = None if shape.swiglu is None else torch.tensor(shape.swiglu)
         scored = router_norm_of(shape, own.hidden, layer)
+        correction = f"{path}.{shape.e_score_correction_bias}"
         own_norms = {role: norms.pop(role)[0] for role in EXPERT_NORMS if role in norms}
         self._arrays += arrays
         self._given.append(np.zeros(count, np.int64))
         self._experts.append(
             ExpertsStruct(
                 numbers(shape.router),
-                LinearStruct() if switch is None else numbers(switch),
+                LinearStruct() if shared_gate is None else numbers(shared_gate),
                 *map(ctypes.addressof, arrays),
-                bias=None if bias is None else self._pointer(f"{path}.{shape.e_score_correction_bias}", bias),
-                curve=None if curve is None else self._pointer(f"{path}.curve", curve),
+                e_score_correction_bias=None if bias is None else self._pointer(correction, bias),
+                activation_params=None if swiglu is None else self._pointer(f"{path}.swiglu", swiglu),
                 num_read=ctypes.addressof(self._experts_read),
                 num_given=self._given[-1].ctypes.data,
                 router_norm=None if scored is None else self._pointer(f"{path}.{shape.router_norm}", scored),
-                share_scales=self._at(layer, path, shape.per_expert_scale),
-                **{role.replace("expert_norm", "norm"): address for role, address in own_norms.items()},
-                **fields.experts_fields(shape),
+                per_expert_scale=self._at(layer, path, shape.per_expert_scale),
+                **own_norms,
+                **{name: getattr(shape, name) for name in _OF_EXPERTS},
+                scoring=_ENUMS["ForerunScoring"][shape.scoring.upper()],
             )
         )
         return ctypes.addressof(self._experts[-1])
@@ -398,19 +427,16 @@ class NativeDecoder(LayerRangeDecoder):
         for what, weight in zip((f"{name} of keys", name), weights_by_head(own, layer), strict=True):
             width = -(-weight.shape[1] // LANES) * LANES  # all heads in one, each in whole blocks
             together = F.pad(weight, (0, 0, 0, width - weight.shape[1])).reshape(-1, weight.shape[2])
-            self._kept[what] = linear = NativeLinear(self.library, fields.served_numbers(together))
+            self._kept[what] = linear = NativeLinear(self.library, _served_numbers(together))
             each = (linear.outputs(first, weight.shape[1]) for first in range(0, len(together), width))
             arrays.append((LinearStruct * len(weight))(*each))
         self._arrays += arrays
-        made["key"], entry = made.pop("kv_a_proj"), made.pop("q_a_proj", None)
-        addresses = {role: norms.pop(role)[0] for role in LatentAttention.NORMS if role in norms}
         self._latents.append(
             LatentStruct(
-                LinearStruct() if entry is None else entry,
-                entry_norm=addresses.get("q_a_layernorm"),
-                norm=addresses["kv_a_layernorm"],
-                absorb=ctypes.addressof(arrays[0]),
-                expand=ctypes.addressof(arrays[1]),
+                q_a_proj=made.pop("q_a_proj", LinearStruct()),
+                **{role: norms.pop(role)[0] for role in LatentAttention.NORMS if role in norms},
+                k_b_proj=ctypes.addressof(arrays[0]),
+                v_b_proj=ctypes.addressof(arrays[1]),
                 eps=own.eps,
             )
         )
@@ -419,12 +445,11 @@ class NativeDecoder(LayerRangeDecoder):
     def _recurrence(self, layer: Any, path: str, shape: Recurrence, linears: Mapping[str, LinearStruct]) -> int:
         """Keep the structure of a layer's recurrence, and return its address. linears: by role."""
         numbers = numbers_of(shape, layer)
-        names = fields.NAMES
         self._recurrences.append(
             RecurrenceStruct(
-                **{names[role]: linears[role] for role in RECURRENT_ROLES if role in linears},
-                **{names.get(name, name): self._pointer(f"{path}.{name}", each) for name, each in numbers.items()},
-                **fields.recurrence_fields(shape, len(self._recurrences)),
+                **{role: linears[role] for role in RECURRENT_ROLES if role in linears},
+                **{_C_NAMES.get(name, name): self._pointer(f"{path}.{name}", each) for name, each in numbers.items()},
+                **_recurrence_fields(shape, len(self._recurrences)),
             )
         )
         return ctypes.addressof(self._recurrences[-1])
@@ -487,7 +512,7 @@ class NativeDecoderSession(NativeDraftSession):
     """
 
     def __init__(self, decoder: NativeDecoder, caches: Sequence[Cache], pick: Pick) -> None:
-        super().__init__(decoder.library, caches, decoder.rotation, decoder.num_outputs, pick)
+        super().__init__(decoder.library, caches, decoder.cos_sin, decoder.num_outputs, pick)
         self._decoder = decoder
         self._x = torch.empty(len(caches), decoder.hidden)
 
@@ -498,14 +523,85 @@ class NativeDecoderSession(NativeDraftSession):
             self._x = torch.empty(num_rows, decoder.hidden)
         decoder.embedding.read_rows(self._token_ids[:num_rows], self._x)
         decoder.placed(self._x[:num_rows], torch.from_numpy(self._position[:num_rows]))
-        if decoder.token_rows is not None:
-            given = decoder.token_rows.of(torch.from_numpy(self._token_ids[:num_rows]), self._x[:num_rows])
-            self._rows.token_inputs = given.data_ptr()
+        if decoder.per_layer_inputs is not None:
+            given = decoder.per_layer_inputs.of(torch.from_numpy(self._token_ids[:num_rows]), self._x[:num_rows])
+            self._rows.per_layer_inputs = given.data_ptr()
         model = ctypes.byref(decoder.struct)
         x = self._x
-        library.layers(
+        library.forward_layers(
             model, ctypes.byref(self._rows), 0, decoder.num_layers, x.data_ptr(), None, 0, None, self._threads
         )
         if last_rows is not None:
             x = x[last_rows]
         library.head(model, num_chains, x.data_ptr(), self._logits.data_ptr(), self._threads)
+
+
+def _model_fields(spec: DecoderSpec) -> dict[str, Any]:
+    """Return fields of `ForerunModel`. What attention and feed-forward layers have in all layers is the model's."""
+    states = state_layout(spec)
+    attention = spec.attention or _NO_ATTENTION
+    plain = attention if isinstance(attention, Attention) else _NO_ATTENTION
+    feed = next((each.feed_forward for each in spec.layers if each.feed_forward is not None), AnyFeedForward())
+    return {
+        "hidden": spec.hidden,
+        "num_heads": attention.num_heads,
+        "scale": attention.scale,
+        "softcap": plain.softcap or 0.0,
+        "has_wide_norms": plain.has_wide_norms,
+        "norms_rotated": plain.norms_rotated,
+        "query_growth": plain.query_growth,
+        "query_period": plain.query_period,
+        "attention_scale": plain.out_scale,
+        "activation": _ENUMS["ForerunActivation"][feed.activation.upper()],
+        "activation_scale": feed.activation_scale,
+        "is_parallel": any(layer.is_parallel for layer in spec.layers),
+        "residual_scale": spec.residual_scale,
+        "eps": spec.norms.eps,
+        "has_layer_norms": spec.norms.kind == "layer",
+        "logit_scale": 0.0 if spec.output.scale == 1.0 else spec.output.scale,
+        "logit_softcap": spec.output.softcap or 0.0,
+        "record_size": 0 if states is None else states.record_size,
+    }
+
+
+def _layer_fields(own: LayerSpec, spec: DecoderSpec) -> dict[str, Any]:
+    """Return fields of `ForerunLayer`, of a layer without attention with the sizes of one that has it."""
+    attention = own.attention or spec.attention or _NO_ATTENTION
+    keys, values = attention.cached_widths
+    return {
+        "window": attention.window or 0 if own.attention is not None else 0,
+        "rope": -1 if attention.rope is None else attention.rope,
+        "feed_scale": 1.0 if own.feed_forward is None else own.feed_forward.out_scale,
+        "num_kv_heads": attention.num_kv_heads,
+        "head_dim": attention.head_dim,
+        "rotated": attention.rotated,
+        "key_width": keys,
+        "value_width": values,
+    }
+
+
+def _recurrence_fields(shape: Recurrence, place: int) -> dict[str, Any]:
+    """Return fields of `ForerunRecurrence`. place: of the layer among those that are recurrent."""
+    return {name: getattr(shape, name) for name in _OF_RECURRENCE} | {
+        "state_offset": place * shape.state_size,
+        "record_offset": place * shape.record_size,
+        "kind": _ENUMS["ForerunRecurrenceKind"][shape.kind.upper()],
+        **{f"{name}_start": start for name, start in shape.starts.items()},
+        **{f"{name}_scale": shape.scale(name) for name in ("gate", "step", "out")},
+        "time_step_min": shape.time_step_limit[0],
+        "time_step_max": shape.time_step_limit[1],
+    }
+
+
+def _served_numbers(numbers: Tensor) -> Tensor:
+    """Return numbers in a type that the kernels multiply."""
+    return numbers if numbers.dtype in (torch.float32, torch.bfloat16) else numbers.float()
+
+
+def _states_array(packed: Sequence[PackedRows]) -> ctypes.Array[StateStruct]:
+    """Return what the sequences of a forward have kept in recurrent layers."""
+    found = (StateStruct * len(packed))()
+    for place, rows in enumerate(packed):
+        assert isinstance(rows.cache.state, RecordedState)
+        found[place] = StateStruct(*rows.cache.state.fields(rows.first))
+    return found

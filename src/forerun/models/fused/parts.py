@@ -68,20 +68,20 @@ def parts_of(
     return parts, torch.cat(found) if found else None
 
 
-def curve_of(module: Any) -> Tensor:
+def xielu_params(module: Any) -> Tensor:
     """Return the numbers of one of Transformers' modules for xIELU (2411.13010), [3] float64: alpha of positive
     and of negative numbers, beta."""
     above, below, beta = (each.detach().double().reshape(()) for each in (module.alpha_p, module.alpha_n, module.beta))
     return torch.stack([F.softplus(above), beta + F.softplus(below), beta])
 
 
-def token_parts(spec: DecoderSpec, shape: PerLayerInputs, base: Any) -> list[LinearPart]:
+def table_and_product(spec: DecoderSpec, shape: PerLayerInputs, base: Any) -> list[LinearPart]:
     """Return the weights of the table and of the product."""
     names = shape.table, shape.product
     return [LinearPart(f"{spec.base}.{name}.weight", base.get_submodule(name).weight) for name in names]
 
 
-class TokenRows:
+class PerLayerInputRows:
     """The inputs of all layers.
 
     Args:

@@ -81,7 +81,7 @@ class RecurrentLayer:
         shape = self._shape
         linears = {role: self._linears[role] for role in RECURRENT_ROLES[:-1] if role in self._linears}
         given = {role: linear.forward(h).to(self._dtype) for role, linear in linears.items()}
-        mixed = given["in_proj_qkv"] if shape.heads else given["in_proj_qkv"] * given["in_proj_b"]
+        conv_input = given["in_proj_qkv"] if shape.heads else given["in_proj_qkv"] * given["in_proj_b"]
         read = torch.zeros(len(h), shape.wide, dtype=self._dtype, device=h.device)
         for rows in packed:
             states = rows.cache.state
@@ -91,7 +91,7 @@ class RecurrentLayer:
                 parent = rows.cache.scratch_parents[first + row]
                 state = states.before(self._index, parent) or self._initial(h.device)
                 rates = () if not shape.heads else self._rates({role: each[row] for role, each in given.items()})
-                read[row], after = self._step(state, mixed[row], *rates)
+                read[row], after = self._step(state, conv_input[row], *rates)
                 states.after(self._index, first + row, after)
         gate = given["in_proj_z"]
         return self._gated(read, gate) if shape.heads else read * gate
@@ -113,12 +113,12 @@ class RecurrentLayer:
         return decay, given["in_proj_b"].sigmoid() * shape.beta_scale if "in_proj_b" in given else step
 
     def _step(
-        self, state: tuple[Tensor, ...], mixed: Tensor, decay: Tensor | None = None, beta: Tensor | None = None
+        self, state: tuple[Tensor, ...], conv_input: Tensor, decay: Tensor | None = None, beta: Tensor | None = None
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Return what a row reads, [wide], and the state after it."""
         shape = self._shape
         (inputs, matrix) = state
-        inputs = torch.cat([inputs, mixed[None]])
+        inputs = torch.cat([inputs, conv_input[None]])
         after = (inputs * self.numbers["conv1d"]).sum(0)
         after = after + self.numbers["conv1d_bias"] if "conv1d_bias" in self.numbers else after
         if decay is None or beta is None:

@@ -36,7 +36,7 @@ from forerun.models.fused.triton_layers import HEAD_BUCKETS, TritonLayer, Triton
 from forerun.models.linear import LinearPart, of_rows
 from forerun.models.loading.configuration import context_length
 from forerun.models.loading.weight_maker import WeightMaker
-from forerun.models.rotation import half_tables
+from forerun.models.rope import cos_sin_tables
 from forerun.models.spec.decoder import DecoderSpec
 
 
@@ -159,7 +159,7 @@ class TritonDecoder(LayerRangeDecoder):
         self.num_layers = len(windows)
         embedding, head = packer.outer(output_tokens)
         ((frequency, scaling),), reach = frequencies(config, spec or spec_in(model)), context_length(config) + MAX_ROWS
-        tables = half_tables(frequency, scaling, reach)
+        tables = cos_sin_tables(frequency, scaling, reach)
         self._weights = TritonWeights(
             embedding=embedding,
             layers=[packer.layer(index, window) for index, window in enumerate(windows)],
@@ -201,8 +201,10 @@ class TritonDecoder(LayerRangeDecoder):
         """Return what enters the first layer, [T, hidden] (`LayerRangeDecoder.embed`)."""
         return self.embedding_rows(layout.token_ids.to(self._step.x.device))
 
-    def through(self, x: Tensor, layout: Layout, first: int, last: int, hidden_outputs: HiddenStateOutputs) -> Tensor:
-        """Compute layers `first` to `last` - 1: [T, hidden] -> [T, hidden] (`LayerRangeDecoder.through`); not
+    def forward_layers(
+        self, x: Tensor, layout: Layout, first: int, last: int, hidden_outputs: HiddenStateOutputs
+    ) -> Tensor:
+        """Compute layers `first` to `last` - 1: [T, hidden] -> [T, hidden] (`LayerRangeDecoder.forward_layers`); not
         captured."""
         requested = [layer for layer in hidden_outputs.layers if first <= layer < last]
         out = torch.empty_like(x, dtype=torch.float32)

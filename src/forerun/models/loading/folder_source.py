@@ -23,10 +23,9 @@ from forerun.models.loading.configuration import (
     token_ids_of,
     with_text_config,
 )
+from forerun.models.loading.container_names import text_names, turned
 from forerun.models.loading.folder import CONFIG, GENERATION_CONFIG, INDEX, TOKENIZER, ModelFolder
-from forerun.models.loading.published import PublishedWeights, check_codes, settings_of
-from forerun.models.loading.published_layouts import COMPUTED, Settings
-from forerun.models.loading.published_names import text_names, turned
+from forerun.models.loading.published import COMPUTED, PublishedWeights, Settings, check_codes, settings_of
 from forerun.models.loading.quantized_tensors import QuantizedTensors
 from forerun.models.loading.source import ModelSource, Quantization
 from forerun.models.loading.transformers_modules import check_sentence_piece, read_folder_tokenizer
@@ -93,7 +92,7 @@ class FolderSource(ModelSource):
         ids = next((found for fields in read if (found := read_eos_token_ids(fields)) is not None), None)
         if ids is None:
             given = getattr(config, "eos_token_id", None)
-            ids = [] if given is None else [given] if isinstance(given, int) else given
+            ids = [given] if isinstance(given, int) else given or []
         return token_ids_of([*ids, *self._end_of_tokenizer()], config)
 
     def _end_of_tokenizer(self) -> list[int]:
@@ -184,9 +183,9 @@ class FolderSource(ModelSource):
         """Return how many weights of each published layout there are (`ModelSource.block_types`)."""
         return self._published[0].counts()
 
-    def mixture(self) -> str | None:
+    def file_type(self) -> str | None:
         """Return how another program has quantized the weights, such as "awq", if any are integers
-        (`ModelSource.mixture`)."""
+        (`ModelSource.file_type`)."""
         published, _ = self._published
         return published.settings.method if any(weight.form for _, weight in published.found.values()) else None
 
@@ -276,7 +275,8 @@ def _unknown_type(folder: ModelFolder, fields: Fields, model_type: str) -> str:
 def asks_for_code(fields: Fields) -> str | None:
     """Return what of a folder's code its `auto_map` names; None if it names nothing."""
     auto_map = fields.values.get("auto_map")
-    names = list(auto_map.values()) if isinstance(auto_map, dict) else auto_map if isinstance(auto_map, list) else []
+    named = list(auto_map.values()) if isinstance(auto_map, dict) else auto_map
+    names = named if isinstance(named, list) else []
     flat = [part for name in names for part in (name if isinstance(name, list) else [name]) if isinstance(part, str)]
     return ", ".join(part[:60] for part in flat[:3]) or (None if not auto_map else "auto_map")
 

@@ -58,7 +58,7 @@ class Conv1D(nn.Module):
         self.bias = nn.Parameter(torch.empty(out_features)) if bias else None
 
 
-class _Curve(nn.Module):
+class _Xielu(nn.Module):
     """The numbers of Transformers' xIELU."""
 
     def __init__(self) -> None:
@@ -123,7 +123,7 @@ class FusedModules(nn.Module):
 
 
 class _Convolution(nn.Module):
-    """The taps of a convolution of each channel."""
+    """The weights of a convolution of each channel."""
 
     def __init__(self, shape: Recurrence) -> None:
         super().__init__()
@@ -150,13 +150,13 @@ def layer_modules(spec: DecoderSpec, own: LayerSpec) -> nn.Module:
             place(layer, path, _Norm(own.norm_width(role), has_bias=has_bias))
             made.add(path)
     if isinstance(own.feed_forward, FeedForward) and own.feed_forward.xielu is not None:
-        place(layer, own.feed_forward.xielu, _Curve())
+        place(layer, own.feed_forward.xielu, _Xielu())
     if own.recurrence is not None:
         _recurrent_numbers(layer, own.recurrence)
     if isinstance(own.attention, LatentAttention):
         place(layer, own.attention.kv_b_proj, Numbers(*own.attention.kv_b_shape, has_bias=False))
     if own.experts is not None:
-        _mixture(layer, own, own.experts)
+        _experts(layer, own, own.experts)
     if isinstance(own.attention, Attention) and own.attention.sinks is not None:
         _register(layer, own.attention.sinks, own.attention.num_heads)
     if own.scalar is not None:
@@ -164,7 +164,7 @@ def layer_modules(spec: DecoderSpec, own: LayerSpec) -> nn.Module:
     return layer
 
 
-def _mixture(layer: nn.Module, own: LayerSpec, experts: Experts) -> None:
+def _experts(layer: nn.Module, own: LayerSpec, experts: Experts) -> None:
     """Add the modules of a mixture of experts."""
     hidden = own.hidden
     count = experts.num_experts

@@ -405,7 +405,7 @@ class WeightReader:
         stored: Callable[[str], BlockWeight | QuantizedWeight | None] | None = None
         if plan.quantize is not None:
             stored = source.quantized_weight(spec)
-        elif plan.mixture is not None:
+        elif plan.file_type is not None:
             stored = source.blocks(spec)
         numbers_in = plan.dtype if plan.quantize is None else torch.float32
         checkpoint, reading = count_reads(source.checkpoint(config, numbers_in, spec), source.name)

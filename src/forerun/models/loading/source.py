@@ -106,8 +106,8 @@ class ModelSource(ABC):
         """Return how many tensors of the files there are of each of GGUF's quantized types, or of another program's."""
         return {}
 
-    def mixture(self) -> str | None:
-        """Return the name of the mixture of types in which the files have their weights, such as "Q4_K_M"; None if no
+    def file_type(self) -> str | None:
+        """Return the name of the type in which the files have their weights, such as "Q4_K_M"; None if no
         weight is in blocks or integers that can be computed with as they lie."""
         return None
 

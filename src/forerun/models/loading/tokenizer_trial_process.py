@@ -28,7 +28,8 @@ _SAMPLE = (
 def values(value: Any) -> Iterator[Any]:
     """Yield a value of JSON, and all values in it."""
     yield value
-    for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+    entries = list(value.values()) if isinstance(value, dict) else value
+    for inner in entries if isinstance(entries, list) else ():
         yield from values(inner)
 
 

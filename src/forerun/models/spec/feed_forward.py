@@ -17,7 +17,7 @@ SHARED = ("shared_gate", "shared_up", "shared_down")
 """Of an expert that every row is given to; in the native kernels, the layer's own."""
 EXPERT = ("expert_gate", "expert_up", "expert_down")
 """Linear layers of each expert but that one."""
-EXPERT_NORMS = ("expert_norm", "shared_norm", "mixed_norm")
+EXPERT_NORMS = ("expert_norm", "shared_norm", "routed_norm")
 """Norms of rows as experts read them, of what the expert that every row is given to gives, and of what the others give;
 other layers' experts read "mlp_norm", and "feed_norm" is behind the sum alone."""
 _MOST_GROUPS = 64
@@ -93,8 +93,8 @@ class Experts(AnyFeedForward):
             the scores that are left and less by no more than `distance` times the larger one's size.
         n_group, topk_group: of experts, from which alone they are taken; 0: from all.
         scores_of_group: scores of a group that are added to choose it, 2 or 1.
-        norm_topk_prob: the scores of the chosen are divided by their sum, or by least_sum. routed_scaling_factor: of
-            them.
+        norm_topk_prob: the routing weights, which are scores, are divided by their sum, or by least_sum.
+        routed_scaling_factor: of the routing weights.
         swiglu: "alpha" and the limit of the activation "clamped_swiglu".
         router_norm: a parameter [hidden] that, times hidden^-0.5, is the weight of a norm of what the router reads, the
             residual; None: it reads what experts do. per_expert_scale: a parameter [num_experts] of factors of the

@@ -16,7 +16,7 @@ IN_PROJ = ("in_proj_qkv", "in_proj_k", "in_proj_v")
 RECURRENT_ROLES = (*IN_PROJ, "in_proj_z", "in_proj_b", "in_proj_a", "out_proj")
 """All linear layers of one: of what is convolved, of the gate, of what is written, of what is kept, and of the
 result."""
-_MOST_TAPS = 16
+_MAX_CONV_KERNEL = 16
 """Of a convolution in the native kernels."""
 
 
@@ -65,7 +65,7 @@ class Recurrence(Part):
     scales: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if not 1 <= self.conv_kernel <= _MOST_TAPS:
+        if not 1 <= self.conv_kernel <= _MAX_CONV_KERNEL:
             raise ValueError(f"a convolution of {self.conv_kernel} inputs")
         if self.heads % self.key_heads or (self.heads and min(self.key_heads, self.key_width, self.value_width) < 1):
             raise ValueError(f"{self.heads} heads, {self.key_heads} key heads, {self.key_width} x {self.value_width}")

@@ -16,7 +16,7 @@ from forerun.engine import LLM, Choice
 from forerun.errors import ConfigError, PromptError, SamplingError
 from forerun.train.corpus import hash_fraction
 from forerun.train.data.answer_file import AnswerLine, ChatText
-from forerun.train.data.mixture import likeness, prompt_fault, writer
+from forerun.train.data.prompt_templates import likeness, prompt_fault, writer
 from forerun.train.defaults import AnswerMaking
 from forerun.train.loop import StageProgress
 from forerun.utils.files import digest

@@ -22,8 +22,8 @@ from forerun.errors import ConfigError
 from forerun.train.data.answer_file import SUFFIXES, AnswerLine, is_answer_file, record_path
 from forerun.train.data.answer_prompts import Overlap, cut_prompts, files_digest, read_prompts, split_by_kind
 from forerun.train.data.answer_stages import Stages
-from forerun.train.data.mixture import KINDS, mix
 from forerun.train.data.passages import Passage, prose_pieces, read_passages
+from forerun.train.data.prompt_templates import KINDS, from_templates
 from forerun.train.defaults import AnswerMaking
 from forerun.utils.files import atomic_file, digest, locked, refuse_to_overwrite, remove, write_json
 from forerun.utils.json_file import Fields
@@ -32,8 +32,8 @@ from forerun.utils.vocabulary import fingerprint
 from forerun.utils.workloads import Case
 
 ANSWERS = 2_000
-MIXTURE_SHARE = 0.4
-"""Share of the mixture in runs without prompts: small chat models write few prompts of its kinds themselves."""
+TEMPLATES_SHARE = 0.4
+"""Of prompts made by templates in runs without prompts: small chat models write few prompts of these kinds."""
 _QUESTION_WORDS = 40
 """Words of a prompt that may stand as the question about its answer."""
 
@@ -103,20 +103,20 @@ def plan_prompts(
     if share and not chat:
         raise ConfigError("mixture_share makes users' messages, but the target has no chat template. Leave it out.")
     if share is None:
-        share = 0.0 if given or not chat else MIXTURE_SHARE
+        share = 0.0 if given or not chat else TEMPLATES_SHARE
     if share == 1 and not text:
         raise ConfigError("mixture_share is 1, but there is no text to make prompts of. Give text with --data.")
     turns = sum(max(1, len(case.turns)) for case in given)
     total = options.answers or (round(turns / (1 - share)) if given and share < 1 else ANSWERS)
-    mixed = round(total * share)
+    num_templates = round(total * share)
     if not given:
-        return [], total - mixed, mixed
+        return [], total - num_templates, num_templates
     kept: list[Case] = []
     for case in given:
-        if sum(max(1, len(each.turns)) for each in kept) >= total - mixed:
+        if sum(max(1, len(each.turns)) for each in kept) >= total - num_templates:
             break
         kept.append(case)
-    return kept, 0 if chat or not text else max(0, total - turns), mixed
+    return kept, 0 if chat or not text else max(0, total - turns), num_templates
 
 
 def _compute(
@@ -139,8 +139,9 @@ def _compute(
     made = stages.answers("answers", cases) if cases else []
     if count:
         prose, code = _passages(text, made)
-        mixed = mix(prose, code, options.kind or tuple(KINDS), count, options.seed)
-        made += stages.answers("mixture", _without_overlap(mixed, overlap, options, console, "prompts of the mixture"))
+        prompts = from_templates(prose, code, options.kind or tuple(KINDS), count, options.seed)
+        prompts = _without_overlap(prompts, overlap, options, console, "prompts of the mixture")
+        made += stages.answers("mixture", prompts)
     kept = [each for each in made if options.keep_overlap or (each.answer or "") not in overlap]
     if len(kept) < len(made):
         console.print(f"answers: {len(made) - len(kept):,} left out: 13 words in a row of prompts for evaluation")

@@ -99,7 +99,7 @@ def test_a_shape_is_counted_from_a_configuration_alone(tmp_path: Path) -> None:
     layer = 2 * 64 * 64 + 2 * 32 * 64 + 3 * 64 * 128 + 2 * 64
     assert shape.parameters == 2 * 6400 + 3 * layer + 64
     assert shape.dense == shape.parameters - 6400
-    assert (shape.layers, shape.cache_numbers, shape.mixing) == (3, 3 * 2 * 2 * 16, 3 * 4 * 2 * 16)
+    assert (shape.layers, shape.cache_numbers, shape.attention_products) == (3, 3 * 2 * 2 * 16, 3 * 4 * 2 * 16)
 
 
 def test_experts_are_read_as_far_as_rows_take_them() -> None:

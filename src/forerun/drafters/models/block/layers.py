@@ -22,7 +22,7 @@ from forerun.models.base import HiddenStateOutputs, LanguageModel, Rows
 from forerun.models.fused.decoder import FusedDecoder
 from forerun.models.linear import Linear
 from forerun.models.model import lay_out
-from forerun.models.rotation import pair_halves, rotate
+from forerun.models.rope import apply_rotary, pair_halves
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -120,10 +120,10 @@ class ReferenceBlockLayers:
         both = heads.view(len(states), 2, config.num_layers, config.num_kv_heads, config.head_dim).permute(
             1, 2, 3, 0, 4
         )
-        turns = self._decoder.rotations[0].at(torch.tensor(positions, device=self._made.device))
+        cos_sin = self._decoder.ropes[0].at(torch.tensor(positions, device=self._made.device))
         for index, norm in enumerate(self._key_norms):
             keys = self._normed(both[0, index].transpose(0, 1).contiguous(), norm)
-            rotate(keys, turns)
+            apply_rotary(keys, cos_sin)
             keys = keys.transpose(0, 1)
             start = 0
             for cache, first, rows in zip(caches, firsts, batch, strict=True):
@@ -147,7 +147,7 @@ class ReferenceBlockLayers:
         decoder = self._decoder
         made = self._made
         outputs = HiddenStateOutputs((decoder.num_layers,), layout)
-        x = decoder.through(x.to(made.takes), layout, 0, decoder.num_layers, outputs)
+        x = decoder.forward_layers(x.to(made.takes), layout, 0, decoder.num_layers, outputs)
         logits = decoder.head(x, layout, outputs)
         normed = outputs.stacked()
         assert normed is not None
@@ -190,7 +190,7 @@ class NativeBlockLayers(NativeHead[BlockConfig]):
         plan, tables = self._planned(batch)
         rows = rows_struct(plan, *tables, are_blocks=True)
         count = self._config.num_layers
-        self._library.layers(model, ctypes.byref(rows), 0, count, x.data_ptr(), None, 0, None, threads)
+        self._library.forward_layers(model, ctypes.byref(rows), 0, count, x.data_ptr(), None, 0, None, threads)
         parts = torch.split(x, [len(each.token_ids) for each in batch])
         wanted = [part[len(part) - each.num_wanted :] for part, each in zip(parts, batch, strict=True)]
         output = wanted[0] if len(wanted) == 1 else torch.cat(wanted)

@@ -70,13 +70,13 @@ class BlockModel(HeadModel):
         self._ends = BlockEnds.of(made, config, target, self.token_ids)
         self.compute_dtype = made.compute
         output = made.output(config.own_output_rows, target, self.token_ids)
-        self._layers: BlockLayers = (
-            PairLayers(made, config, output, target)
-            if config.context_tokens
-            else ReferenceBlockLayers(made, config, output)
-            if made.library is None
-            else NativeBlockLayers(made, config, output, made.library)
-        )
+        self._layers: BlockLayers
+        if config.context_tokens:
+            self._layers = PairLayers(made, config, output, target)
+        elif made.library is None:
+            self._layers = ReferenceBlockLayers(made, config, output)
+        else:
+            self._layers = NativeBlockLayers(made, config, output, made.library)
         self.planner = self._layers.planner
 
     @torch.inference_mode()

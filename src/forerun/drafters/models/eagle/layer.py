@@ -111,13 +111,13 @@ class ReferenceEagleLayer:
         read = torch.cat(pair, 1)
         if self._config.version == 1:  # fc makes the hidden state of embedding and state, and the layers are whole
             x = made.multiply(self._fuse, read).to(made.takes)
-            return decoder.through(x, layout, 0, decoder.num_layers, nothing)
+            return decoder.forward_layers(x, layout, 0, decoder.num_layers, nothing)
         # version 3: attention of the first layer reads both, and the state is its residual
         x = pair[1] if self._config.norm_before_residual else states
         if self._embedding_residual is not None:
             x = x + made.multiply(self._embedding_residual, embedding)
-        x = decoder.behind_norm(0, x.to(made.takes), read.to(made.takes), layout, decoder.turns(layout))
-        return decoder.through(x, layout, 1, decoder.num_layers, nothing)
+        x = decoder.behind_norm(0, x.to(made.takes), read.to(made.takes), layout, decoder.cos_sin(layout))
+        return decoder.forward_layers(x, layout, 1, decoder.num_layers, nothing)
 
 
 def _padded(x: Tensor, num_rows: int) -> Tensor:
@@ -140,7 +140,7 @@ class NativeEagleLayer(NativeHead[EagleConfig]):
 
     def forward(self, layout: Layout, embedding: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
         wanted = torch.arange(layout.num_rows) if layout.logit_rows is None else layout.logit_rows
-        rows = rows_struct(layout.plan, *self._decoder.rotation.reaching(layout.num_positions))
+        rows = rows_struct(layout.plan, *self._decoder.cos_sin.reaching(layout.num_positions))
         logits, x = self._computed(rows, embedding, states, wanted[: layout.num_logits])
         return logits, layout.select_hidden_rows(x)
 
@@ -186,7 +186,7 @@ class NativeEagleLayer(NativeHead[EagleConfig]):
         if one:
             return
         model = ctypes.byref(self._decoder.struct)
-        library.layers(model, ctypes.byref(rows), 1, last, x.data_ptr(), None, 0, None, threads)
+        library.forward_layers(model, ctypes.byref(rows), 1, last, x.data_ptr(), None, 0, None, threads)
         read = x[wanted]
         library.head(model, count, read.data_ptr(), outputs, threads)
         if self._config.norm_output:  # without logits, the final norm alone
@@ -207,12 +207,12 @@ class NativeEagleLayer(NativeHead[EagleConfig]):
             model=self._decoder.struct,
             embedding_norm=self._norm(norms[0]),
             state_norm=self._norm(norms[1]),
-            entry=LinearStruct() if reads_pair else self._fuse,
-            residual=self._linear("embedding_residual") if config.embedding_residual else LinearStruct(),
+            fc=LinearStruct() if reads_pair else self._fuse,
+            embedding_residual=self._linear("embedding_residual") if config.embedding_residual else LinearStruct(),
             embedding_width=config.target_hidden_size,
             state_width=config.hidden_size,
-            keeps_norm=config.norm_before_residual,
-            gives_norm=config.norm_output and self._decoder.num_layers == 1,
+            norm_before_residual=config.norm_before_residual,
+            norm_output=config.norm_output and self._decoder.num_layers == 1,
         )
 
 
@@ -226,7 +226,7 @@ class NativeEagleChains(NativeDraftSession):
     def __init__(
         self, layer: NativeEagleLayer, caches: Sequence[Cache], pick: Pick, embed: Callable[[Tensor], Tensor]
     ) -> None:
-        super().__init__(layer._library, caches, layer._decoder.rotation, layer._config.draft_vocab_size, pick)
+        super().__init__(layer._library, caches, layer._decoder.cos_sin, layer._config.draft_vocab_size, pick)
         self._layer = layer
         self._embed = embed
         self._given = torch.empty(0, layer._config.hidden_size)

@@ -109,7 +109,9 @@ def _head(
     check_forms(config, found, source, ModelLoadError, REMEDY)
     tensors = {name: found[name][...] for name in wanted}
     check_finite(tensors, source, ModelLoadError, REMEDY)
-    form = "speculators" if SPECULATORS in settings.values else "DFlash" if is_block(settings) else config.kind
+    form = "DFlash" if is_block(settings) else config.kind
+    if SPECULATORS in settings.values:
+        form = "speculators"
     return StoredHead(config, tensors, d2t, fingerprint, form=form)
 
 

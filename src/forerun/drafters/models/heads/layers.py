@@ -24,7 +24,7 @@ from forerun.models.base import Exactness, LanguageModel, Rows
 from forerun.models.fused.native import NativeDecoder
 from forerun.models.linear import Linear, LinearPart, make_linear, make_quantized_linear, place
 from forerun.models.model import packed_rows
-from forerun.models.rotation import pair_halves
+from forerun.models.rope import pair_halves
 from forerun.models.weight_plan import WeightPlan, library_for
 from forerun.types import Cache, Pool
 
@@ -351,7 +351,7 @@ class NativeHead(Generic[_Config]):
         end = max(rows.cache.length + rows.cache.num_scratch for rows in packed)
         plan = self.planner.plan(packed, 0)
         assert isinstance(plan, PathPlan)
-        return plan, self._decoder.rotation.reaching(end)
+        return plan, self._decoder.cos_sin.reaching(end)
 
     def _linear(self, name: str) -> LinearStruct:
         return self._struct(self._made.linear(name))

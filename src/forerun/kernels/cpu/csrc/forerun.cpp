@@ -124,9 +124,9 @@ int64_t forerun_pack_blocks(int32_t kind, int64_t out, int64_t in, const uint8_t
     return forerun::pack_blocks(kind, out, in, blocks, row_bytes, order, packed, threads);
 }
 void forerun_unpack_words(const uint32_t* words, int64_t rows, int64_t columns, int64_t row_stride, int64_t column_stride,
-                          int32_t of_outputs, uint8_t* codes, int32_t threads) {
+                          int32_t of_outputs, uint8_t* values, int32_t threads) {
     forerun::Team team(threads);
-    forerun::WordCodes call{words, rows, columns, row_stride, column_stride, of_outputs != 0, codes, &team};
+    forerun::WordUnpacking call{words, rows, columns, row_stride, column_stride, of_outputs != 0, values, &team};
     forerun::run_in_parallel(forerun::unpack_words_body, &call, threads);
 }
 void forerun_unpack(const ForerunLinear* linear, const int64_t* rows, int64_t n, float* numbers) {
@@ -136,11 +136,11 @@ int32_t forerun_linear(const ForerunLinear* linear, const float* x, int64_t n, c
                        int32_t threads) {
     return n > 0 ? tried([&] { entries().linear(linear, x, n, residual, out, threads); }) : 0;
 }
-int32_t forerun_layers(const ForerunModel* model, const ForerunRows* rows, int32_t first, int32_t last, float* x,
-                       const int32_t* output_layers, int32_t num_output_layers, float* states, int32_t threads) {
+int32_t forerun_forward_layers(const ForerunModel* model, const ForerunRows* rows, int32_t first, int32_t last, float* x,
+                               const int32_t* output_layers, int32_t num_output_layers, float* states, int32_t threads) {
     const bool any = rows->num_rows > 0 && first < last;
     return any ? tried([&] {
-        entries().layers(model, rows, first, last, x, output_layers, num_output_layers, states, threads);
+        entries().forward_layers(model, rows, first, last, x, output_layers, num_output_layers, states, threads);
     }) : 0;
 }
 int32_t forerun_head(const ForerunModel* model, int64_t n, float* x, float* logits, int32_t threads) {
@@ -177,10 +177,10 @@ int32_t forerun_greedy_chains(const ForerunLinear* after, const float* before, c
         entries().greedy_chains(after, before, token_ids, logits, last, lengths, chains, picked, threads);
     }) : 0;
 }
-void forerun_pick(const float* logits, int64_t n, int64_t width, int64_t stride, int64_t* picked, float* probabilities) {
-    entries().pick(logits, n, width, stride, picked, probabilities);
+void forerun_argmax(const float* logits, int64_t n, int64_t width, int64_t stride, int64_t* picked, float* probabilities) {
+    entries().argmax(logits, n, width, stride, picked, probabilities);
 }
-void forerun_top(const float* logits, int64_t n, int64_t width, int64_t count, int64_t* found) {
-    entries().top(logits, n, width, count, found);
+void forerun_topk(const float* logits, int64_t n, int64_t width, int64_t count, int64_t* found) {
+    entries().topk(logits, n, width, count, found);
 }
 }

@@ -3,7 +3,7 @@
 #pragma once
 #include <cstdint>
 
-#define FORERUN_ABI 22
+#define FORERUN_ABI 23
 
 extern "C" {
 
@@ -40,32 +40,33 @@ enum ForerunActivation : int32_t {
 };
 
 enum ForerunRecurrenceKind : int32_t {
-    FORERUN_SHORT_CONVOLUTION = 0,  // nothing but the convolution, of mixed times beta; what it gives is multiplied by gate
+    FORERUN_SHORT_CONVOLUTION = 0,  // nothing but the convolution, of in_proj_qkv times in_proj_b; in_proj_z multiplies it
     FORERUN_DELTA_RULE = 1,         // S = a S + k (v - a S^T k)^T b, keys and queries of unit length
     FORERUN_STATE_SPACE = 2,        // S = a S + k v^T b, and D v is added to what is read
 };
 
 // A layer that keeps a state of fixed size instead of keys and values: the last inputs of its convolution, and for each
-// head a matrix S [key_width, value_width], of which a row reads S^T q. What it adds stands for an attention's.
+// head a matrix S [key_width, value_width], of which a row reads S^T q. What it adds stands for an attention's. Names are
+// those of Transformers' modules and parameters.
 struct ForerunRecurrence {
-    ForerunLinear mixed;      // [channels], what is convolved: queries, keys and values; or the input itself
-    ForerunLinear gate;       // [heads * value_width], of what is read
-    ForerunLinear beta;       // [heads]; of a short convolution [channels]; without it, beta is the step
-    ForerunLinear decay;      // [heads], of which the steps are made
-    ForerunLinear out;
-    const float* taps;        // [num_taps][channels], the last of the row itself
-    const float* taps_bias;   // [channels], or null
-    const float *rate, *step_bias;  // [heads]: step = softplus(decay + step_bias), a = exp(rate * step)
-    const float* skip;        // D [heads], or null
-    const float* norm;        // [heads * value_width], or null
-    int64_t state_at, record_at;  // floats before this layer's in a state and in a record
-    int32_t kind, num_taps, channels, heads, key_heads, key_width, value_width;
-    int32_t query_at, key_at, value_at;  // channels
-    int32_t norm_width;       // numbers that one norm is over
-    int32_t gates_first;      // the norm is behind the gate
-    int32_t heads_are_tiled;  // head h reads the key head h % key_heads, else h / (heads / key_heads)
-    float norm_eps, beta_scale, least_step, most_step;
-    float gate_scale, step_scale;  // of what gate and decay give
+    ForerunLinear in_proj_qkv;    // [channels], what is convolved: queries, keys and values; or the input itself
+    ForerunLinear in_proj_z;      // [heads * value_width], the gate of what is read
+    ForerunLinear in_proj_b;      // [heads], beta; of a short convolution [channels]; without it, beta is the step
+    ForerunLinear in_proj_a;      // [heads], of which the steps are made
+    ForerunLinear out_proj;
+    const float* conv1d;          // [conv_kernel][channels], the last of the row itself
+    const float* conv1d_bias;     // [channels], or null
+    const float *A, *dt_bias;     // [heads]; A is -exp(A_log): step = softplus(in_proj_a + dt_bias), a = exp(A * step)
+    const float* D;               // [heads], or null
+    const float* norm;            // [heads * value_width], or null
+    int64_t state_offset, record_offset;  // floats before this layer's in a state and in a record
+    int32_t kind, conv_kernel, channels, heads, key_heads, key_width, value_width;
+    int32_t query_start, key_start, value_start;  // channels
+    int32_t normed_width;         // numbers that one norm is over
+    int32_t gates_first;          // the norm is behind the gate
+    int32_t heads_are_tiled;      // head h reads the key head h % key_heads, else h / (heads / key_heads)
+    float norm_eps, beta_scale, time_step_min, time_step_max;
+    float gate_scale, step_scale;  // of what in_proj_z and in_proj_a give
     float out_scale;               // of what is added to the residual
     int32_t reserved;
 };
@@ -77,7 +78,7 @@ struct ForerunState {
     float* records;          // [slots][record_size], of this forward's other rows and of earlier ones
     const int32_t* parents;  // [slots], the slot that each of these rows follows; -1: none of them
     const int32_t* pending;  // slots of committed rows in order, which `state` is yet to take in
-    int32_t* folded;         // [1], the first layers, whose states have taken them in; written by forerun_layers
+    int32_t* folded;         // [1], the first layers, whose states have taken them in; written by forerun_forward_layers
     int32_t num_pending;
     int32_t num_whole;       // rows of a chain that are kept or dropped together, and have no records
     int32_t first_slot;      // of the row behind them
@@ -87,41 +88,43 @@ struct ForerunState {
 enum ForerunScoring : int32_t {
     FORERUN_SOFTMAX = 0,
     FORERUN_SIGMOID = 1,
-    FORERUN_SPARSEMIXER = 2,  // scores as they are; a share is that of a softmax of those that are left and near
+    FORERUN_SPARSEMIXER = 2,  // scores as they are; a routing weight is that of a softmax of those that are left and near
 };
 
-// A mixture of experts: a row is given to the `top` experts of its largest scores, the first of equal ones, whose results
-// are added times the scores. The layer's own gate, up and down are those of an expert that every row is given to.
+// A mixture of experts: a row is given to the num_experts_per_tok experts of its largest scores, the first of equal ones,
+// whose results are added times the routing weights, which are the scores. The layer's own gate, up and down are those of an
+// expert that every row is given to, the shared one.
 struct ForerunExperts {
-    ForerunLinear router;         // [count], whose weights are numbers
-    ForerunLinear shared_switch;  // [1], whose sigmoid multiplies what the layer's own down gives; or none
-    const ForerunLinear *gate, *up, *down;  // [count] each, all of one form
-    const float* bias;            // [count], added to scores for the choice alone; or null
-    const float* curve;           // as a layer's
-    int64_t* num_read;            // to which the experts that rows were given to are added
-    int64_t* num_given;           // [count], to which the rows that each was given are added
-    int32_t count, top, width;    // width: outputs of up
-    int32_t scoring;              // ForerunScoring
-    int32_t groups, top_groups;   // experts stand in groups, and are taken of those of the largest sums of `best` scores; 0: all
-    int32_t adds_to_one;          // the scores of the chosen are divided by their sum
-    float least_sum;              // or by this
-    float scale;                  // of the scores
-    int32_t best;                 // scores of a group that are added: 2, or 1
-    float distance;               // of FORERUN_SPARSEMIXER: a score is near if it is less by no more than this part of it
-    const float *router_norm, *norm;        // [hidden], of the residual as the router and as experts read it; null: they read
-                                            // what the layer's own gate and up do
-    const float *shared_norm, *mixed_norm;  // of what the layer's own down gives, and of what experts give; or null
-    const float* share_scales;    // [count], factors of the shares; or null
+    ForerunLinear router;              // [num_experts], whose weights are numbers
+    ForerunLinear shared_expert_gate;  // [1], whose sigmoid multiplies what the shared expert gives; or none
+    const ForerunLinear *gate, *up, *down;  // [num_experts] each, all of one form
+    const float* e_score_correction_bias;   // [num_experts], added to scores for the choice alone; or null
+    const float* activation_params;    // as a layer's
+    int64_t* num_read;                 // to which the experts that rows were given to are added
+    int64_t* num_given;                // [num_experts], to which the rows that each was given are added
+    int32_t num_experts, num_experts_per_tok, moe_intermediate_size;
+    int32_t scoring;                   // ForerunScoring
+    int32_t n_group, topk_group;       // experts stand in groups, and are taken of those of the largest sums of
+                                       // scores_of_group scores; 0: all
+    int32_t norm_topk_prob;            // the scores of the chosen are divided by their sum
+    float least_sum;                   // or by this
+    float routed_scaling_factor;       // of the scores
+    int32_t scores_of_group;           // that are added: 2, or 1
+    float distance;                    // of FORERUN_SPARSEMIXER: a score is near if it is less by at most this part of it
+    const float *router_norm, *expert_norm;  // [hidden], of the residual as the router and as experts read it; null: they
+                                             // read what the shared expert does
+    const float *shared_norm, *routed_norm;  // of what the shared expert gives, and of what the others give; or null
+    const float* per_expert_scale;     // [num_experts], factors of the routing weights; or null
 };
 
 // Attention whose keys and values are made of one latent of each position: all heads have one key, which is what the layer's
-// key gives, a rotated part and the latent behind a norm, and one value, the latent. A head's query is multiplied with what
-// makes its keys of the latent, and what it attends to with what makes its values.
+// key (kv_a_proj) gives, a rotated part and the latent behind a norm, and one value, the latent. A head's query is multiplied
+// with what makes its keys of the latent, and what it attends to with what makes its values: the parts of kv_b_proj.
 struct ForerunLatent {
-    ForerunLinear entry;       // [query_rank], of which, behind a norm, queries are made; without it, of the row
-    const float *entry_norm, *norm;  // [query_rank], of the entry; [value_width], of the latent
-    const ForerunLinear *absorb, *expand;  // [num_heads] each, whose weights are numbers: from what is not rotated of a query
-                                           // to the latent's numbers, and from these to a value
+    ForerunLinear q_a_proj;    // [q_lora_rank], of which, behind a norm, queries are made; without it, of the row
+    const float *q_a_layernorm, *kv_a_layernorm;  // [q_lora_rank]; [value_width]
+    const ForerunLinear *k_b_proj, *v_b_proj;  // [num_heads] each, whose weights are numbers: from what is not rotated of a
+                                               // query to the latent's numbers, and from these to a value
     float eps;                 // of both norms
     int32_t reserved;
 };
@@ -133,10 +136,10 @@ struct ForerunLayer {
     ForerunLinear query, key, value, out;  // without value, values are what key gives; without key, both are
                                            // those of another layer
     ForerunLinear gate, up, down;          // without gate, the activation is up's
-    int32_t window, rotation;              // positions that a row sees, 0: all; which of the rows' angles, -1: none
+    int32_t window, rope;                  // positions that a row sees, 0: all; which of the rows' tables, -1: none
     const float *attention_norm, *feed_norm;  // of what is added to the residual; or null
     const float *input_bias, *mlp_bias;    // of layer norms, or null
-    const float* curve;                    // of FORERUN_XIELU [3]: alpha of positive and of negative numbers, beta; of
+    const float* activation_params;        // of FORERUN_XIELU [3]: alpha of positive and of negative numbers, beta; of
                                            // FORERUN_CLAMPED_SWIGLU [2]: alpha and the limit
     ForerunLinear attention_gate;          // [heads * head_dim] or [heads], whose sigmoid multiplies what attention gives;
                                            // or none
@@ -147,12 +150,13 @@ struct ForerunLayer {
     const ForerunExperts* experts;         // beside the feed-forward layer, or without up instead of it; or null
     const float* sinks;                    // [num_heads], a further logit of attention; or null
     const ForerunLatent* latent;           // there is no value then; or null
-    int64_t keys_at;                       // bytes of a page before the keys that it reads
+    int64_t kv_offset;                     // bytes of a page before the keys that it reads
     const float* value_norm;               // [head_dim], or null
-    const float* output_scale;             // [1], of what comes out; or null
-    ForerunLinear token_gate, token_out;   // behind the feed-forward layer: the activation of the first, times what its token
-                                           // gives a row, is read by the second, which adds to the residual; or none
-    const float* token_norm;               // of what is added
+    const float* layer_scalar;             // [1], of what comes out; or null
+    ForerunLinear per_layer_input_gate, per_layer_projection;  // behind the feed-forward layer: the activation of the first,
+                                           // times a row's per_layer_inputs, is read by the second, which adds to the
+                                           // residual; or none
+    const float* post_per_layer_input_norm;  // of what is added
 };
 
 struct ForerunModel {
@@ -183,12 +187,12 @@ struct ForerunRows {
     const int32_t *sequence, *position, *slot, *prefix, *tail_start, *tail;
     const uint64_t* pages;      // addresses
     const int32_t* page_start;  // [sequences + 1]
-    const float *cosines, *sines;  // [positions, rotated / 2]
+    const float *cos, *sin;     // [positions, rotated / 2]
     int32_t num_rows;
-    int32_t rotated_by_slot;  // not by position: rows of a block, whose paths are all as long as that of its last row
-    const float *other_cosines, *other_sines;  // of layers whose rotation is 1
+    int32_t rope_by_slot;       // not by position: rows of a block, whose paths are all as long as that of its last row
+    const float *other_cos, *other_sin;  // of layers whose rope is 1
     const ForerunState* states;  // [sequences], or null
-    const float* token_inputs;   // [rows][layers][inputs of token_out], or null
+    const float* per_layer_inputs;  // [rows][layers][inputs of per_layer_projection], or null
 };
 
 // One layer's attention without what surrounds it.
@@ -199,14 +203,14 @@ struct ForerunAttention {
     const float* sinks;    // [num_heads], or null
 };
 
-// The layer of an EAGLE head and what surrounds it, as drafters/eagle/config.py says.
+// The layer of an EAGLE head and what surrounds it, as drafters/models/eagle/config.py says.
 struct ForerunEagle {
     ForerunModel model;  // of one layer, whose input_norm may be null, as the final norm
     const float *embedding_norm, *state_norm;  // null: they are read as they are
-    ForerunLinear entry;     // from [embedding, state] to what enters the layer; without it, the layer reads the pair
-    ForerunLinear residual;  // of the embedding, which is added to the state; or none
+    ForerunLinear fc;    // from [embedding, state] to what enters the layer; without it, the layer reads the pair
+    ForerunLinear embedding_residual;  // of the embedding, which is added to the state; or none
     int32_t embedding_width, state_width;
-    int32_t keeps_norm, gives_norm;  // the residual is the normed state; rows are handed on after the final norm
+    int32_t norm_before_residual, norm_output;  // the residual is the normed state; rows are handed on after the final norm
 };
 
 int32_t forerun_abi(void);
@@ -222,8 +226,8 @@ int64_t forerun_workspace_bytes(void);
 
 // span: of weights with zeros.
 int64_t forerun_packed_bytes(int32_t kind, int64_t out, int64_t in, int64_t span);
-// numbers: float [out, in] for the float kinds, else codes uint8 [out, in]; scales: float16 [out, groups]; behind: minima
-// like these, or zeros uint8, which count as the codes do.
+// numbers: float [out, in] for the float kinds, else quantized values uint8 [out, in]; scales: float16 [out, groups]; behind:
+// minima like these, or zeros uint8, which count as the quantized values do.
 void forerun_pack(int32_t kind, int64_t out, int64_t in, int64_t span, const void* numbers, const uint16_t* scales,
                   const void* behind, void* packed, int32_t threads);
 // From the blocks of a GGUF file: Q8_0 by FORERUN_INT8_GROUPS, Q4_0 by FORERUN_INT4_GROUPS, Q4_1 by
@@ -231,11 +235,11 @@ void forerun_pack(int32_t kind, int64_t out, int64_t in, int64_t span, const voi
 // Returns the first output + 1 of which a scale is NaN or infinite, else 0.
 int64_t forerun_pack_blocks(int32_t kind, int64_t out, int64_t in, const uint8_t* blocks, int64_t row_bytes,
                             const int64_t* order, void* packed, int32_t threads);
-// Codes of 4 bits from words of eight, the first lowest, to bytes. The word of row r and column c holds inputs 8 r to 8 r + 7
-// of output c, to codes [columns, 8 rows]; of_outputs: input r of outputs 8 c to 8 c + 7, in AWQ's order, to codes
+// Quantized values of 4 bits from words of eight, the first lowest, to bytes. The word of row r and column c holds inputs 8 r
+// to 8 r + 7 of output c, to values [columns, 8 rows]; of_outputs: input r of outputs 8 c to 8 c + 7, in AWQ's order, to values
 // [8 columns, rows]. Strides are words.
 void forerun_unpack_words(const uint32_t* words, int64_t rows, int64_t columns, int64_t row_stride, int64_t column_stride,
-                          int32_t of_outputs, uint8_t* codes, int32_t threads);
+                          int32_t of_outputs, uint8_t* values, int32_t threads);
 // The numbers of some rows, float [n, in].
 void forerun_unpack(const ForerunLinear* linear, const int64_t* rows, int64_t n, float* numbers);
 
@@ -246,8 +250,8 @@ int32_t forerun_linear(const ForerunLinear* linear, const float* x, int64_t n, c
                        int32_t threads);
 // Layers first..last of x [rows, hidden], in place. states: [rows, num_output_layers, hidden], what enters the layers
 // `output_layers`; num_layers stands for what comes out of the last one, after the final norm.
-int32_t forerun_layers(const ForerunModel* model, const ForerunRows* rows, int32_t first, int32_t last, float* x,
-                       const int32_t* output_layers, int32_t num_output_layers, float* states, int32_t threads);
+int32_t forerun_forward_layers(const ForerunModel* model, const ForerunRows* rows, int32_t first, int32_t last, float* x,
+                               const int32_t* output_layers, int32_t num_output_layers, float* states, int32_t threads);
 // The final norm, in place, and logits [n, out].
 int32_t forerun_head(const ForerunModel* model, int64_t n, float* x, float* logits, int32_t threads);
 // rows of embeddings [rows, embedding_width] and states [rows, state_width]: what the layer gives, x [rows, hidden], and
@@ -270,10 +274,10 @@ int32_t forerun_greedy_chains(const ForerunLinear* after, const float* before, c
                               int64_t* picked, int32_t threads);
 // The first place of the largest of the first `width` logits in each of n rows, which lie `stride` apart; -1 where one of
 // these is not finite. probabilities: [n] of these places by softmax over `width`; may be null.
-void forerun_pick(const float* logits, int64_t n, int64_t width, int64_t stride, int64_t* picked, float* probabilities);
+void forerun_argmax(const float* logits, int64_t n, int64_t width, int64_t stride, int64_t* picked, float* probabilities);
 // found: [n, count], the places of the largest of each of n rows of `width` logits, the largest first, of equal ones the
 // first; count is at most width.
-void forerun_top(const float* logits, int64_t n, int64_t width, int64_t count, int64_t* found);
+void forerun_topk(const float* logits, int64_t n, int64_t width, int64_t count, int64_t* found);
 // Copy what lies in slots[0], slots[1], ... (rising) to the slots start, start + 1, ... at or below them, in all layers
 // of one sequence. shapes: [layers][3], heads, width of keys and of values; starts: [layers], bytes into a page;
 // number_bytes: of a key's or value's number; where it is 1, the scales are copied too.

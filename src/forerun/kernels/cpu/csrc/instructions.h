@@ -14,7 +14,8 @@ namespace forerun {
 // What one instruction set offers.
 struct Entries {
     void (*linear)(const ForerunLinear*, const float*, int64_t, const float*, float*, int);
-    void (*layers)(const ForerunModel*, const ForerunRows*, int32_t, int32_t, float*, const int32_t*, int32_t, float*, int);
+    void (*forward_layers)(const ForerunModel*, const ForerunRows*, int32_t, int32_t, float*, const int32_t*, int32_t, float*,
+                           int);
     void (*head)(const ForerunModel*, int64_t, float*, float*, int);
     void (*attention)(const ForerunAttention*, const ForerunRows*, const float*, const float*, const float*, float*, int);
     void (*eagle)(const ForerunEagle*, const ForerunRows*, const float*, const float*, const int64_t*, int64_t, float*,
@@ -23,8 +24,8 @@ struct Entries {
     void (*context)(const ForerunModel*, const float*, const ForerunRows*, const float*, int);
     void (*greedy_chains)(const ForerunLinear*, const float*, const int64_t*, const float*, const int64_t*, const int64_t*,
                           int64_t, int64_t*, int);
-    void (*pick)(const float*, int64_t, int64_t, int64_t, int64_t*, float*);
-    void (*top)(const float*, int64_t, int64_t, int64_t, int64_t*);
+    void (*argmax)(const float*, int64_t, int64_t, int64_t, int64_t*, float*);
+    void (*topk)(const float*, int64_t, int64_t, int64_t, int64_t*);
 };
 }  // namespace forerun
 using forerun::Entries;

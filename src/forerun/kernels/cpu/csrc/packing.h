@@ -96,13 +96,13 @@ inline void pack_body(void* data) {
     }
 }
 
-// Words of eight codes of 4 bits, to bytes: of the word in row r and column c, the inputs from 8 r on of output c; or, as
+// Words of eight numbers of 4 bits, to bytes: of the word in row r and column c, the inputs from 8 r on of output c; or, as
 // AWQ has them, input r of the outputs from 8 c on.
-struct WordCodes {
+struct WordUnpacking {
     const uint32_t* words;
     int64_t rows, columns, row_stride, column_stride;
     bool of_outputs;
-    uint8_t* codes;
+    uint8_t* values;
     Team* team;
 };
 
@@ -116,7 +116,7 @@ inline uint64_t halves_of(uint64_t word) {
 inline void unpack_words_body(void* data) {
     constexpr int64_t COLUMNS = 16, ROWS = 64;
     constexpr int HALVES[8] = {0, 4, 1, 5, 2, 6, 3, 7};
-    const WordCodes& c = *(const WordCodes*)data;
+    const WordUnpacking& c = *(const WordUnpacking*)data;
     Member member(*c.team);
     for (const auto [first, last] : member.parts((c.columns + COLUMNS - 1) / COLUMNS))
         for (int64_t unit = first, row = 0; unit < last; row + ROWS < c.rows ? row += ROWS : (row = 0, unit++)) {
@@ -127,10 +127,10 @@ inline void unpack_words_body(void* data) {
                 for (int64_t w = 0; w < width; w++)
                     words[w][r] = c.words[(row + r) * c.row_stride + (start + w) * c.column_stride];
             for (int64_t w = 0; w < width; w++) {
-                uint8_t* codes = c.codes + 8 * (start + w) * c.rows;
+                uint8_t* values = c.values + 8 * (start + w) * c.rows;
                 for (int64_t r = 0; !c.of_outputs && r < count; r++) {
                     const uint64_t eight = halves_of(words[w][r]);
-                    memcpy(codes + 8 * (row + r), &eight, 8);
+                    memcpy(values + 8 * (row + r), &eight, 8);
                 }
                 if (!c.of_outputs) continue;
                 uint8_t bytes[4][ROWS], part[ROWS];
@@ -139,7 +139,7 @@ inline void unpack_words_body(void* data) {
                 for (int i = 0; i < 8; i++) {
                     const int half = HALVES[i];
                     for (int64_t r = 0; r < ROWS; r++) part[r] = bytes[half / 2][r] >> half % 2 * 4 & 15;
-                    memcpy(codes + i * c.rows + row, part, count);
+                    memcpy(values + i * c.rows + row, part, count);
                 }
             }
         }

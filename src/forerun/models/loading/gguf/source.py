@@ -142,8 +142,8 @@ class GgufSource(ModelSource):
         """Return how many tensors of the file there are of each quantized type (`ModelSource.block_types`)."""
         return Counter(tensor.type_name for tensor in self.file.tensors.values() if tensor.is_quantized)
 
-    def mixture(self) -> str | None:
-        """Return the name of the file's mixture of types (`ModelSource.mixture`)."""
+    def file_type(self) -> str | None:
+        """Return the name of the file's type, such as "Q4_K_M" (`ModelSource.file_type`)."""
         from gguf.constants import LlamaFileType
 
         types = self.block_types()

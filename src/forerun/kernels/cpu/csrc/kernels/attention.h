@@ -226,8 +226,8 @@ FN void softmax(const Attention& a, int32_t row, int64_t from, float* w, float* 
 
 // Some queries of a row: y += weights times values of the slots from..to of the prefix; w[0] is that of `from`.
 template <class E>
-FN void mix_span(const Attention& a, const Group& g, int32_t row, int64_t head, int64_t from, int64_t to, float* w,
-                 int64_t count, float* y) {
+FN void add_values(const Attention& a, const Group& g, int32_t row, int64_t head, int64_t from, int64_t to, float* w,
+                   int64_t count, float* y) {
     const int64_t page = a.shape->page;
     while (from < to) {
         const int64_t n = lesser((from / page + 1) * page, to) - from;
@@ -251,16 +251,16 @@ FN void weighted_values(const Attention& a, const Group& g, int64_t head, int64_
     for (int64_t i = 0; i < g.count * each * a.wide; i++) y[i] = 0.0f;
     for (int32_t r = 0; shared && r < g.count; r++) {
         const int64_t first = larger(first_seen(a, g.row + r), from);
-        mix_span<E>(a, g, g.row + r, head, first, begin, weights + r * each * a.span + first - from, each,
-                    y + r * each * a.wide);
+        add_values<E>(a, g, g.row + r, head, first, begin, weights + r * each * a.span + first - from, each,
+                      y + r * each * a.wide);
     }
-    if (shared) mix_span<E>(a, g, g.row, head, begin, end, weights + begin - from, g.count * each, y);
+    if (shared) add_values<E>(a, g, g.row, head, begin, end, weights + begin - from, g.count * each, y);
     for (int32_t r = 0; r < g.count; r++) {
         const int32_t row = g.row + r;
         const int64_t seen = larger(first_seen(a, row), from), first = shared ? end : seen, prefix = rows.prefix[row];
         float* w = weights + r * each * a.span - from;
         float* sum = y + r * each * a.wide;
-        mix_span<E>(a, g, row, head, first, lesser(prefix, to), w + first, each, sum);
+        add_values<E>(a, g, row, head, first, lesser(prefix, to), w + first, each, sum);
         for (int64_t i = larger(prefix, seen); i < lesser(path_length(a, row), to); i++) {
             const int64_t slot = rows.tail[rows.tail_start[row] + i - prefix];
             const E* values = value_row<E>(a, row, head, 0, slot);

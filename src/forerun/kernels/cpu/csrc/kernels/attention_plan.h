@@ -67,6 +67,6 @@ static float* member_scratch(const Attending& plan, const forerun::Member& membe
 // The attention of a layer of the model.
 INLINE ForerunAttention layer_attention(const ForerunModel& m, int32_t index) {
     const ForerunLayer& l = m.layers[index];
-    return {l.keys_at, m.num_heads, l.num_kv_heads, l.key_width, l.value_width, m.page, m.cache_format,
+    return {l.kv_offset, m.num_heads, l.num_kv_heads, l.key_width, l.value_width, m.page, m.cache_format,
             l.window, 0, m.scale, m.softcap, l.sinks};
 }

@@ -22,15 +22,15 @@ INLINE void multiply_sigmoid(float* gates, int64_t count, float* x, int64_t n) {
         for (int64_t i = 0; i < width; i += 16) put(x + i, f_mul(get(x + i, width - i), f_set(gates[h])), width - i);
 }
 
-// What a gate and its partner give; without a gate g is the partner. curve: of f_activation.
-INLINE F gated(F g, F u, bool has_gate, int32_t activation, const float* curve, float scale) {
+// What a gate and its partner give; without a gate g is the partner. params: of f_activation.
+INLINE F gated(F g, F u, bool has_gate, int32_t activation, const float* params, float scale) {
     if (activation == FORERUN_CLAMPED_SWIGLU) {
-        const F limit = f_set(curve[1]);
+        const F limit = f_set(params[1]);
         g = f_min(limit, g);
         u = f_min(limit, f_max(f_sub(f_zero(), limit), u));
-        return f_mul(f_mul(g, f_sigmoid(f_mul(g, f_set(curve[0])))), f_add(u, f_set(1.0f)));
+        return f_mul(f_mul(g, f_sigmoid(f_mul(g, f_set(params[0])))), f_add(u, f_set(1.0f)));
     }
-    const F y = f_activation(f_mul(g, f_set(scale)), activation, curve);
+    const F y = f_activation(f_mul(g, f_set(scale)), activation, params);
     return has_gate ? f_mul(y, u) : y;
 }
 
@@ -59,13 +59,13 @@ FN void linear_blocks(const ForerunLinear& w, const Input& in, int64_t n, int64_
     }
 }
 
-// out = activation(gate * scale) * up, or without a gate activation(up * scale), for blocks first..last. curve: of
+// out = activation(gate * scale) * up, or without a gate activation(up * scale), for blocks first..last. params: of
 // f_activation.
-FN void gated_blocks(const ForerunLinear& gate, const ForerunLinear& up, int32_t activation, const float* curve,
+FN void gated_blocks(const ForerunLinear& gate, const ForerunLinear& up, int32_t activation, const float* params,
                      float scale, const Input& in, int64_t n, int64_t first, int64_t last, float* out, int64_t stride) {
 #if defined(AMX)
     if (has_tiles(up) && (!gate.out_features || has_tiles(gate)))
-        return gated_tiles(gate, up, activation, curve, scale, in, n, first, last, out, stride);
+        return gated_tiles(gate, up, activation, params, scale, in, n, first, last, out, stride);
 #endif
     F g[INTEGER_ROWS], u[INTEGER_ROWS];
     const bool has_gate = gate.out_features;
@@ -77,7 +77,7 @@ FN void gated_blocks(const ForerunLinear& gate, const ForerunLinear& up, int32_t
             if (has_gate) products(gate, in, block, row, rows, g);
             products(up, in, block, row, rows, u);
             for (int64_t r = 0; r < rows; r++) {
-                const F y = gated(has_gate ? g[r] : u[r], u[r], has_gate, activation, curve, scale);
+                const F y = gated(has_gate ? g[r] : u[r], u[r], has_gate, activation, params, scale);
                 put(out + (row + r) * stride + 16 * block, y, up.out_features - 16 * block);
             }
         }

@@ -23,22 +23,22 @@ FN const Input& enter_layer(const EagleCall& e, const LayersCall& c, forerun::Me
     const ForerunEagle& h = *e.head;
     const ForerunLayer& layer = h.model.layers[0];
     const int64_t n = c.rows->num_rows, wide = h.embedding_width, state = h.state_width;
-    const bool reads_pair = !h.entry.out_features;
-    const float eps = h.model.eps, limit = reads_pair ? entering_limit(layer) : forerun::largest_code({&h.entry});
+    const bool reads_pair = !h.fc.out_features;
+    const float eps = h.model.eps, limit = reads_pair ? entering_limit(layer) : forerun::largest_code({&h.fc});
     for (const int64_t t : member.each(n)) {
         float* pair = e.pair.x + t * e.pair.width;
         norm_or_copy(e.embeddings + t * wide, h.embedding_norm, eps, wide, pair);
         norm_or_copy(e.states + t * state, h.state_norm, eps, state, pair + wide);
         prepare(e.pair, t, limit);
-        if (h.entry.out_features || !c.x) continue;
-        norm_or_copy(h.keeps_norm ? pair + wide : e.states + t * state, nullptr, eps, state, c.x + t * state);
+        if (h.fc.out_features || !c.x) continue;
+        norm_or_copy(h.norm_before_residual ? pair + wide : e.states + t * state, nullptr, eps, state, c.x + t * state);
     }
-    if (h.residual.out_features && c.x) {
-        prepare_rows(h.residual, e.embedding, n, member);
-        product_rows(h.residual, e.embedding, n, c.x, c.x, member);
+    if (h.embedding_residual.out_features && c.x) {
+        prepare_rows(h.embedding_residual, e.embedding, n, member);
+        product_rows(h.embedding_residual, e.embedding, n, c.x, c.x, member);
     }
-    if (!h.entry.out_features) return e.pair;
-    product_rows(h.entry, e.pair, n, nullptr, c.x, member);
+    if (!h.fc.out_features) return e.pair;
+    product_rows(h.fc, e.pair, n, nullptr, c.x, member);
     for (const int64_t t : member.each(n)) {
         norm_or_copy(c.x + t * h.model.hidden, layer.input_norm, eps, h.model.hidden, c.normed.x + t * h.model.hidden);
         prepare(c.normed, t, entering_limit(layer));
@@ -60,7 +60,7 @@ FN void eagle_body(void* data) {
         prepare(e.output, i, limit);
     }
     if (e.num_wanted) product_rows(m.head, e.output, e.num_wanted, nullptr, e.logits, member);
-    if (!e.head->gives_norm) return;
+    if (!e.head->norm_output) return;
     for (const int64_t t : member.each(c.rows->num_rows))
         rms_norm(c.x + t * m.hidden, m.norm, m.eps, m.hidden, c.x + t * m.hidden);
 }
@@ -86,9 +86,9 @@ static void eagle(const ForerunEagle* h, const ForerunRows* rows, const float* e
     plan_layers(space, e.layers);
     const ForerunLayer& layer = m->layers[0];
     forerun::Forms pair;
-    h->entry.out_features ? pair.add({&h->entry}) : pair.add({&layer.query, &layer.key, &layer.value});
+    h->fc.out_features ? pair.add({&h->fc}) : pair.add({&layer.query, &layer.key, &layer.value});
     forerun::plan_input(space, e.pair, n, wide, pair);
-    forerun::plan_input(space, e.embedding, n, h->embedding_width, {&h->residual});
+    forerun::plan_input(space, e.embedding, n, h->embedding_width, {&h->embedding_residual});
     forerun::plan_input(space, e.output, num_wanted, m->hidden, {&m->head});
     space.want(e.pair.x, n * wide);
     space.want(e.output.x, num_wanted * m->hidden);

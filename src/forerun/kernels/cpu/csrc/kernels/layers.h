@@ -62,8 +62,8 @@ FN void gated_rows(const LayersCall& c, int32_t index, forerun::Member& member) 
     const int64_t n = c.rows->num_rows, width = layer.up.out_features;
     norm_rows(m, c.x, layer.mlp_norm, layer.mlp_bias, feeding_limit(layer), c.normed, n, member);
     for (const auto [first, last] : member.parts((width + 15) / 16))
-        gated_blocks(layer.gate, layer.up, m.activation, layer.curve, or_one(m.activation_scale), c.normed, n, first, last,
-                     c.gated.x, width);
+        gated_blocks(layer.gate, layer.up, m.activation, layer.activation_params, or_one(m.activation_scale), c.normed, n,
+                     first, last, c.gated.x, width);
     if (layer.experts) expert_rows(c.experts, *layer.experts, m, index, c.x, c.normed, n, member);
 }
 
@@ -73,15 +73,15 @@ static inline bool has_branch(const ForerunModel& m, const float* norm, float sc
 }
 
 // c.x += a product of `in`, if there is one, and what experts give, normed by `norm` if there is one, and scaled, by the
-// model's factor and this one. output_scale: c.x is multiplied by it then; or null.
+// model's factor and this one. layer_scalar: c.x is multiplied by it then; or null.
 FN void add_rows(const LayersCall& c, const ForerunLinear& w, const Input& in, const float* norm, float factor,
-                 forerun::Member& member, const ForerunExperts* experts = nullptr, const float* output_scale = nullptr) {
+                 forerun::Member& member, const ForerunExperts* experts = nullptr, const float* layer_scalar = nullptr) {
     const ForerunModel& m = *c.model;
     const int64_t n = c.rows->num_rows, wide = m.hidden;
     if (w.out_features) prepare_rows(w, in, n, member);
-    if (!experts && !output_scale && !has_branch(m, norm, factor)) return product_rows(w, in, n, c.x, c.x, member);
+    if (!experts && !layer_scalar && !has_branch(m, norm, factor)) return product_rows(w, in, n, c.x, c.x, member);
     product_rows(w, in, n, nullptr, c.branch, member);
-    const F scale = f_set(or_one(m.residual_scale) * or_one(factor)), whole = f_set(output_scale ? *output_scale : 1.0f);
+    const F scale = f_set(or_one(m.residual_scale) * or_one(factor)), whole = f_set(layer_scalar ? *layer_scalar : 1.0f);
     for (const int64_t t : member.each(n)) {
         float *y = c.branch + t * wide, *x = c.x + t * wide;
         for (int64_t i = 0; !w.out_features && i < wide; i++) y[i] = 0.0f;
@@ -94,20 +94,22 @@ FN void add_rows(const LayersCall& c, const ForerunLinear& w, const Input& in, c
     }
 }
 
-// What the token of each row gives this layer.
-FN void token_rows(const LayersCall& c, int32_t index, forerun::Member& member) {
+// Add what the layer makes of the rows' per_layer_inputs.
+FN void add_per_layer_inputs(const LayersCall& c, int32_t index, forerun::Member& member) {
     const ForerunModel& m = *c.model;
     const ForerunLayer& layer = m.layers[index];
-    const int64_t n = c.rows->num_rows, width = layer.token_gate.out_features;
+    const int64_t n = c.rows->num_rows, width = layer.per_layer_input_gate.out_features;
     const Input gated = of_width(c.gated, width);
-    norm_rows(m, c.x, nullptr, nullptr, forerun::largest_code({&layer.token_gate}), c.normed, n, member);
+    norm_rows(m, c.x, nullptr, nullptr, forerun::largest_code({&layer.per_layer_input_gate}), c.normed, n, member);
     for (const auto [first, last] : member.parts((width + 15) / 16))
-        gated_blocks({}, layer.token_gate, m.activation, layer.curve, 1.0f, c.normed, n, first, last, gated.x, width);
+        gated_blocks({}, layer.per_layer_input_gate, m.activation, layer.activation_params, 1.0f, c.normed, n, first, last,
+                     gated.x, width);
     for (const int64_t t : member.each(n)) {
-        const float* given = c.rows->token_inputs + (t * m.num_layers + index) * width;
+        const float* given = c.rows->per_layer_inputs + (t * m.num_layers + index) * width;
         for (int64_t i = 0; i < width; i++) gated.x[t * width + i] *= given[i];
     }
-    add_rows(c, layer.token_out, gated, layer.token_norm, 1.0f, member, nullptr, layer.output_scale);
+    add_rows(c, layer.per_layer_projection, gated, layer.post_per_layer_input_norm, 1.0f, member, nullptr,
+             layer.layer_scalar);
 }
 
 // A layer from its queries, keys and values on, which read `in`; the residual, and what comes out, is c.x.
@@ -120,22 +122,24 @@ FN void layer_behind_norm(const LayersCall& c, int32_t index, const Input& in, f
         recurrent_rows(c.recurrent, *r, m, *c.rows, index, in, c.remembered, member);
     if (attends) attention_behind_norm(c, index, in, member);
     if (m.is_parallel) gated_rows(c, index, member);
-    if (r) add_rows(c, r->out, c.remembered, layer.attention_norm, r->out_scale, member);
+    if (r) add_rows(c, r->out_proj, c.remembered, layer.attention_norm, r->out_scale, member);
     const Input attended = of_width(c.attended, layer.out.in_features);
     if (attends) add_rows(c, layer.out, attended, layer.attention_norm, m.attention_scale, member);
     if (!m.is_parallel && feeds) gated_rows(c, index, member);
     const Input gated = of_width(c.gated, layer.up.out_features);
-    const float* output_scale = layer.token_gate.out_features ? nullptr : layer.output_scale;
-    if (feeds) add_rows(c, layer.down, gated, layer.feed_norm, layer.feed_scale, member, layer.experts, output_scale);
-    if (layer.token_gate.out_features) token_rows(c, index, member);
+    const float* layer_scalar = layer.per_layer_input_gate.out_features ? nullptr : layer.layer_scalar;
+    if (feeds) add_rows(c, layer.down, gated, layer.feed_norm, layer.feed_scale, member, layer.experts, layer_scalar);
+    if (layer.per_layer_input_gate.out_features) add_per_layer_inputs(c, index, member);
 }
 
 // The largest code that queries, keys and values take.
 INLINE float entering_limit(const ForerunLayer& layer) {
-    const ForerunLinear& query = layer.latent && layer.latent->entry.out_features ? layer.latent->entry : layer.query;
+    const bool has_q_a = layer.latent && layer.latent->q_a_proj.out_features;
+    const ForerunLinear& query = has_q_a ? layer.latent->q_a_proj : layer.query;
     const float most = forerun::largest_code({&query, &layer.key, &layer.value, &layer.attention_gate});
     const ForerunRecurrence* r = layer.recurrence;
-    const float recurrent = r ? forerun::largest_code({&r->mixed, &r->gate, &r->beta, &r->decay}) : most;
+    if (!r) return most;
+    const float recurrent = forerun::largest_code({&r->in_proj_qkv, &r->in_proj_z, &r->in_proj_b, &r->in_proj_a});
     return most < recurrent ? most : recurrent;
 }
 
@@ -162,7 +166,7 @@ FN void keep_hidden_states(const LayersCall& c, int32_t layer, forerun::Member& 
     }
 }
 
-FN void layers_body(void* data) {
+FN void forward_layers_body(void* data) {
     LayersCall& c = *(LayersCall*)data;
     forerun::Member member(*c.team);
     for (int32_t layer = c.first; layer < c.last; layer++) {
@@ -185,32 +189,34 @@ static void plan_layers(forerun::Workspace& space, LayersCall& c) {
     int64_t recalled = 0, fed = 0, attended_width = 0, queries = 0, rotated = 0, keys = 0, values = 0, gates = 0;
     for (int32_t i = c.first; i < c.last; i++) {
         const ForerunLayer& l = m->layers[i];
-        for (const ForerunLinear* w : {&l.query, &l.key, &l.value, &l.up, &l.gate, &l.attention_gate, &l.token_gate})
+        for (const ForerunLinear* w :
+             {&l.query, &l.key, &l.value, &l.up, &l.gate, &l.attention_gate, &l.per_layer_input_gate})
             if (w->out_features) normed.add({w});
         if (const ForerunRecurrence* r = l.recurrence) {
-            normed.add({&r->mixed, &r->gate, &r->beta, &r->decay});
-            remembered.add({&r->out});
-            recalled = r->out.in_features;
+            normed.add({&r->in_proj_qkv, &r->in_proj_z, &r->in_proj_b, &r->in_proj_a});
+            remembered.add({&r->out_proj});
+            recalled = r->out_proj.in_features;
             plan_recurrence(c.recurrent, *r);
             branch |= has_branch(*m, l.attention_norm, r->out_scale);
         }
         if (const ForerunExperts* e = l.experts) {
-            normed.add({&e->router, &e->shared_switch});
+            normed.add({&e->router, &e->shared_expert_gate});
             plan_experts(c.experts, *e);
             normed.add({e->gate, e->up});
             branch = true;
         }
         if (l.latent) {
-            normed.add({&l.latent->entry});
+            normed.add({&l.latent->q_a_proj});
             plan_latent(c.latent, l);
         }
         more(fed, l.up.out_features);
-        more(fed, l.token_gate.out_features);
+        more(fed, l.per_layer_input_gate.out_features);
         more(gates, l.attention_gate.out_features);
-        branch |= l.output_scale || l.token_norm || has_branch(*m, l.attention_norm, m->attention_scale) || has_branch(*m, l.feed_norm, l.feed_scale);
+        branch |= l.layer_scalar || l.post_per_layer_input_norm || has_branch(*m, l.feed_norm, l.feed_scale);
+        branch |= has_branch(*m, l.attention_norm, m->attention_scale);
         attended.add({&l.out});
         gated.add({&l.down});
-        if (l.token_out.out_features) gated.add({&l.token_out});
+        if (l.per_layer_projection.out_features) gated.add({&l.per_layer_projection});
         if (!l.query.out_features) continue;
         (l.window ? windowed : plain) = &l;
         more(attended_width, l.out.in_features);
@@ -229,10 +235,10 @@ static void plan_layers(forerun::Workspace& space, LayersCall& c) {
     space.want(c.normed.x, n * m->hidden);
     space.want(c.attended.x, n * attended_width);
     space.want(c.gated.x, n * fed);
-    if (c.experts.top) want_experts(space, c.experts, n, m->hidden, m->num_layers);
+    if (c.experts.num_experts_per_tok) want_experts(space, c.experts, n, m->hidden, m->num_layers);
     if (branch) space.want(c.branch, n * m->hidden);
     if (gates) space.want(c.gates, n * gates);
-    if (c.latent.rank) want_latent(space, c.latent, n, *m);
+    if (c.latent.kv_lora_rank) want_latent(space, c.latent, n, *m);
     if (rows->states) find_sequences(c.recurrent, *rows);  // they pass layers that are not recurrent, too
     if (recalled) {
         forerun::plan_input(space, c.remembered, n, recalled, remembered);
@@ -245,8 +251,8 @@ static void plan_layers(forerun::Workspace& space, LayersCall& c) {
     space.want(c.values, n * values);
 }
 
-static void layers(const ForerunModel* m, const ForerunRows* rows, int32_t first, int32_t last, float* x,
-                   const int32_t* output_layers, int32_t num_output_layers, float* states, int threads) {
+static void forward_layers(const ForerunModel* m, const ForerunRows* rows, int32_t first, int32_t last, float* x,
+                           const int32_t* output_layers, int32_t num_output_layers, float* states, int threads) {
     forerun::Workspace& space = forerun::workspace();
     forerun::Team team(threads);
     LayersCall c{};
@@ -261,7 +267,7 @@ static void layers(const ForerunModel* m, const ForerunRows* rows, int32_t first
     c.team = &team;
     plan_layers(space, c);
     space.allocate();
-    forerun::run_in_parallel(layers_body, &c, threads);
+    forerun::run_in_parallel(forward_layers_body, &c, threads);
     for (int32_t s = 0; rows->states && s <= rows->sequence[rows->num_rows - 1]; s++) {
         int32_t& folded = *rows->states[s].folded;
         if (rows->states[s].num_pending && first <= folded && last > folded) folded = last;

@@ -1,13 +1,13 @@
-// What the threads of a call of forerun_layers share. Included once for each instruction set.
+// What the threads of a call of forerun_forward_layers share. Included once for each instruction set.
 
 // What layers with latents work in.
 struct LatentCall {
-    int64_t rank = 0, entry_width = 0, plain_width = 0;
-    forerun::Forms entering, absorbing, expanding;
-    Input entry;     // [rows], what queries are made of
-    Input plain;     // [heads][rows], what is not rotated of queries
+    int64_t kv_lora_rank = 0, q_lora_rank = 0, qk_nope_head_dim = 0;
+    forerun::Forms reads_q_a, reads_q_nope, reads_attended;
+    Input q_a;       // [rows], what queries are made of
+    Input q_nope;    // [heads][rows], what is not rotated of queries
     Input attended;  // [heads][rows], sums of latents
-    float* sums;     // [rows][heads][rank], the same as attention gives them
+    float* sums;     // [rows][heads][kv_lora_rank], the same as attention gives them
 };
 
 struct LayersCall {

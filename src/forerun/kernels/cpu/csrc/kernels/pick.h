@@ -36,7 +36,7 @@ FN float share_of_largest(const float* x, int64_t n, float top) {
     return 1.0f / total;
 }
 
-static void pick(const float* logits, int64_t n, int64_t width, int64_t stride, int64_t* picked, float* probabilities) {
+static void argmax(const float* logits, int64_t n, int64_t width, int64_t stride, int64_t* picked, float* probabilities) {
     for (int64_t t = 0; t < n; t++) {
         const float* row = logits + t * stride;
         picked[t] = first_largest(row, width);
@@ -56,7 +56,7 @@ FN float largest_of_part(const float* x) {
     return top;
 }
 
-FN void top(const float* logits, int64_t n, int64_t width, int64_t count, int64_t* found) {
+FN void topk(const float* logits, int64_t n, int64_t width, int64_t count, int64_t* found) {
     for (int64_t t = 0; t < n; t++) {
         const float* row = logits + t * width;
         int64_t* best = found + t * count;

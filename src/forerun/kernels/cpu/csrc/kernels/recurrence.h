@@ -17,10 +17,10 @@ constexpr int64_t COLUMNS = 32;
 
 static void plan_recurrence(RecurrentCall& c, const ForerunRecurrence& r) {
     const auto more = [](int64_t& most, int64_t size) { most = size > most ? size : most; };
-    more(c.channels, r.channels > r.beta.out_features ? r.channels : r.beta.out_features);
+    more(c.channels, r.channels > r.in_proj_b.out_features ? r.channels : r.in_proj_b.out_features);
     more(c.heads, r.heads);
     more(c.tile, r.key_width * COLUMNS);
-    more(c.wide, r.gate.out_features);
+    more(c.wide, r.in_proj_z.out_features);
 }
 
 static void find_sequences(RecurrentCall& c, const ForerunRows& rows) {
@@ -48,12 +48,12 @@ struct Recalled {
     int64_t record_size;
     int32_t first, last, num_pending;  // rows; records that the layer is yet to take in
 
-    float* state() const { return s.state + r.state_at; }
-    float* tip() const { return s.tip + r.state_at; }
-    float* record(int32_t slot) const { return s.records + slot * record_size + r.record_at; }
+    float* state() const { return s.state + r.state_offset; }
+    float* tip() const { return s.tip + r.state_offset; }
+    float* record(int32_t slot) const { return s.records + slot * record_size + r.record_offset; }
     const float* raw(int32_t row) const { return c.raw + row * (int64_t)r.channels; }
     float* matrix(float* state, int64_t head) const {
-        return state + (r.num_taps - 1) * (int64_t)r.channels + head * ((r.value_width + 15) / 16) * r.key_width * 16;
+        return state + (r.conv_kernel - 1) * (int64_t)r.channels + head * ((r.value_width + 15) / 16) * r.key_width * 16;
     }
     bool is_recorded(int32_t row) const { return row >= first + s.num_whole; }
     int32_t slot(int32_t row) const { return s.first_slot + row - first - s.num_whole; }
@@ -69,7 +69,7 @@ INLINE Recalled recalled(const RecurrentCall& c, const ForerunRecurrence& r, con
 FN void committed_inputs(const Recalled& q, int64_t count, const float** found) {
     int64_t i = 0;
     for (int32_t p = q.num_pending - 1; i < count && p >= 0; i++, p--) found[i] = q.record(q.s.pending[p]);
-    for (int64_t row = q.r.num_taps - 2; i < count; i++, row--) found[i] = q.state() + row * q.r.channels;
+    for (int64_t row = q.r.conv_kernel - 2; i < count; i++, row--) found[i] = q.state() + row * q.r.channels;
 }
 // And of the rows that a row follows.
 FN void inputs_before(const Recalled& q, int32_t row, int64_t count, const float** found) {
@@ -84,7 +84,7 @@ FN void inputs_before(const Recalled& q, int32_t row, int64_t count, const float
     committed_inputs(q, count - i, found + i);
 }
 
-constexpr int32_t MOST_TAPS = 16;
+constexpr int32_t MAX_CONV_KERNEL = 16;
 
 // The first number of the key and query of a head, among all keys or queries.
 INLINE int64_t key_of(const ForerunRecurrence& r, int64_t head) {
@@ -105,11 +105,11 @@ INLINE void to_unit(float* x, int64_t n, float scale) {
 // How much of its state a row forgets, and how much it writes.
 FN void rates_of(const ForerunRecurrence& r, const float* steps, float* decays, float* betas) {
     for (int64_t h = 0; h < r.heads; h++) {
-        const float x = steps[h] * r.step_scale + r.step_bias[h];
+        const float x = steps[h] * r.step_scale + r.dt_bias[h];
         float step = x > 20.0f ? x : __builtin_log1pf(__builtin_expf(x));
-        step = step < r.least_step ? r.least_step : step > r.most_step ? r.most_step : step;
-        decays[h] = __builtin_expf(r.rate[h] * step);
-        betas[h] = r.beta.out_features ? r.beta_scale / (1.0f + __builtin_expf(-betas[h])) : step;
+        step = step < r.time_step_min ? r.time_step_min : step > r.time_step_max ? r.time_step_max : step;
+        decays[h] = __builtin_expf(r.A[h] * step);
+        betas[h] = r.in_proj_b.out_features ? r.beta_scale / (1.0f + __builtin_expf(-betas[h])) : step;
     }
 }
 
@@ -117,25 +117,25 @@ FN void rates_of(const ForerunRecurrence& r, const float* steps, float* decays, 
 FN void convolve_row(const Recalled& q, int32_t t) {
     const RecurrentCall& c = q.c;
     const ForerunRecurrence& r = q.r;
-    const int64_t wide = r.channels, back = r.num_taps - 1;
-    const float* before[MOST_TAPS];
+    const int64_t wide = r.channels, back = r.conv_kernel - 1;
+    const float* before[MAX_CONV_KERNEL];
     inputs_before(q, t, back, before);
     const float* raw = c.raw + t * wide;
     float* after = c.after + t * wide;
     for (int64_t i = 0; i < wide; i += 16) {
         const int64_t rest = wide - i;
-        F y = r.taps_bias ? get(r.taps_bias + i, rest) : f_zero();
-        for (int64_t tap = 0; tap < back; tap++)
-            y = f_fma(get(before[back - 1 - tap] + i, rest), get(r.taps + tap * wide + i, rest), y);
-        y = f_fma(get(raw + i, rest), get(r.taps + back * wide + i, rest), y);
+        F y = r.conv1d_bias ? get(r.conv1d_bias + i, rest) : f_zero();
+        for (int64_t k = 0; k < back; k++)
+            y = f_fma(get(before[back - 1 - k] + i, rest), get(r.conv1d + k * wide + i, rest), y);
+        y = f_fma(get(raw + i, rest), get(r.conv1d + back * wide + i, rest), y);
         put(after + i, r.kind == FORERUN_SHORT_CONVOLUTION ? y : f_silu(y), rest);
     }
     float *decays = c.decays + t * r.heads, *betas = c.betas + t * r.heads;
     if (r.kind != FORERUN_SHORT_CONVOLUTION) rates_of(r, c.steps + t * r.heads, decays, betas);
     if (r.kind == FORERUN_DELTA_RULE)
         for (int64_t h = 0; h < r.key_heads; h++) {
-            to_unit(after + r.query_at + h * r.key_width, r.key_width, 1.0f / __builtin_sqrtf((float)r.key_width));
-            to_unit(after + r.key_at + h * r.key_width, r.key_width, 1.0f);
+            to_unit(after + r.query_start + h * r.key_width, r.key_width, 1.0f / __builtin_sqrtf((float)r.key_width));
+            to_unit(after + r.key_start + h * r.key_width, r.key_width, 1.0f);
         }
     if (!q.is_recorded(t)) return;
     float* to = q.record(q.slot(t));
@@ -182,8 +182,8 @@ FN void take_in(const ForerunRecurrence& r, float* tile, const float* query, con
 template <int C> FN void replay(const Recalled& q, int32_t slot, int64_t head, int64_t column, float* tile) {
     const ForerunRecurrence& r = q.r;
     const float *after = q.record(slot) + r.channels, *rates = after + r.channels + head;
-    const float* key = after + r.key_at + key_of(r, head);
-    const float* value = after + r.value_at + head * r.value_width + column;
+    const float* key = after + r.key_start + key_of(r, head);
+    const float* value = after + r.value_start + head * r.value_width + column;
     take_in<C, false>(r, tile, nullptr, key, value, rates[0], rates[r.heads], r.value_width - column, nullptr);
 }
 
@@ -191,7 +191,7 @@ template <int C> FN void replay(const Recalled& q, int32_t slot, int64_t head, i
 template <int C> FN void scan_columns(const Recalled& q, int64_t head, int64_t column, float* tile, float* out) {
     const ForerunRecurrence& r = q.r;
     const int64_t wide = r.channels, room = r.value_width - column, bytes = C * 16 * (int64_t)r.key_width * sizeof(float);
-    const int64_t key = key_of(r, head), value = r.value_at + head * r.value_width + column;
+    const int64_t key = key_of(r, head), value = r.value_start + head * r.value_width + column;
     float *kept = q.matrix(q.state(), head) + column * r.key_width, *tip = nullptr;
     if (q.s.num_whole) tip = q.matrix(q.tip(), head) + column * r.key_width;
     __builtin_memcpy(tile, kept, bytes);
@@ -210,9 +210,9 @@ template <int C> FN void scan_columns(const Recalled& q, int64_t head, int64_t c
         at = is_recorded ? q.slot(t) : -1;
         const float *after = q.c.after + t * wide, *rates = q.c.decays + t * r.heads + head;
         F y[C];
-        take_in<C, true>(r, tile, after + r.query_at + key, after + r.key_at + key, after + value, *rates,
+        take_in<C, true>(r, tile, after + r.query_start + key, after + r.key_start + key, after + value, *rates,
                          q.c.betas[t * r.heads + head], room, y);
-        if (r.skip) EACH_BLOCK y[c] = f_fma_at(get(after + value + 16 * c, room - 16 * c), r.skip + head, y[c]);
+        if (r.D) EACH_BLOCK y[c] = f_fma_at(get(after + value + 16 * c, room - 16 * c), r.D + head, y[c]);
         float* to = out + (t * (int64_t)r.heads + head) * r.value_width + column;
         EACH_BLOCK put(to + 16 * c, y[c], room - 16 * c);
         if (t == q.first + q.s.num_whole - 1) __builtin_memcpy(tip, tile, bytes);
@@ -221,8 +221,8 @@ template <int C> FN void scan_columns(const Recalled& q, int64_t head, int64_t c
 
 // The inputs that later rows' convolutions read: behind the rows without records, and behind the committed ones.
 FN void keep_inputs(const Recalled& q) {
-    const int64_t back = q.r.num_taps - 1, wide = q.r.channels;
-    const float* before[MOST_TAPS];
+    const int64_t back = q.r.conv_kernel - 1, wide = q.r.channels;
+    const float* before[MAX_CONV_KERNEL];
     if (q.s.num_whole) {
         const int32_t last = q.first + q.s.num_whole - 1;
         before[0] = q.raw(last);
@@ -245,10 +245,10 @@ INLINE void multiply_silu(const float* gate, float scale, int64_t n, float* x) {
 
 // Gate and norm of what a row has read, in place.
 FN void gate_row(const ForerunRecurrence& r, const float* gate, float* x) {
-    const int64_t wide = r.gate.out_features;
+    const int64_t wide = r.in_proj_z.out_features;
     if (r.gates_first || !r.norm) multiply_silu(gate, r.gate_scale, wide, x);
     if (!r.norm) return;
-    for (int64_t i = 0; i < wide; i += r.norm_width) rms_norm(x + i, r.norm + i, r.norm_eps, r.norm_width, x + i);
+    for (int64_t i = 0; i < wide; i += r.normed_width) rms_norm(x + i, r.norm + i, r.norm_eps, r.normed_width, x + i);
     if (!r.gates_first) multiply_silu(gate, r.gate_scale, wide, x);
 }
 
@@ -257,10 +257,10 @@ FN void recurrent_rows(const RecurrentCall& c, const ForerunRecurrence& r, const
                        int32_t layer, const Input& in, const Input& out, forerun::Member& member) {
     const int64_t n = rows.num_rows, sequences = (int64_t)c.first.size() - 1, wide = r.channels;
     const bool is_short = r.kind == FORERUN_SHORT_CONVOLUTION;
-    product_rows(r.mixed, in, n, nullptr, c.raw, member);
-    product_rows(r.gate, in, n, nullptr, c.gates, member);
-    if (r.beta.out_features) product_rows(r.beta, in, n, nullptr, c.betas, member);
-    if (r.decay.out_features) product_rows(r.decay, in, n, nullptr, c.steps, member);
+    product_rows(r.in_proj_qkv, in, n, nullptr, c.raw, member);
+    product_rows(r.in_proj_z, in, n, nullptr, c.gates, member);
+    if (r.in_proj_b.out_features) product_rows(r.in_proj_b, in, n, nullptr, c.betas, member);
+    if (r.in_proj_a.out_features) product_rows(r.in_proj_a, in, n, nullptr, c.steps, member);
     if (is_short) {
         for (const auto [first, last] : member.parts(n))
             for (int64_t i = first * wide; i < last * wide; i += 16) {

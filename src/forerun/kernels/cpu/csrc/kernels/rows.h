@@ -46,19 +46,19 @@ INLINE F f_gelu_tanh(F x) {
 }
 
 // alpha x^2 of positive, alpha (e^x - 1 - x) of negative numbers, and beta x.
-INLINE F f_xielu(F x, const float* curve) {
+INLINE F f_xielu(F x, const float* params) {
     const F above = f_max(x, f_zero()), below = f_min(x, f_zero());
-    const F bent = f_mul(f_sub(f_sub(f_exp(below), f_set(1.0f)), below), f_set(curve[1]));
-    return f_fma(f_mul(above, above), f_set(curve[0]), f_fma(x, f_set(curve[2]), bent));
+    const F bent = f_mul(f_sub(f_sub(f_exp(below), f_set(1.0f)), below), f_set(params[1]));
+    return f_fma(f_mul(above, above), f_set(params[0]), f_fma(x, f_set(params[2]), bent));
 }
 
-// curve: of FORERUN_XIELU.
-INLINE F f_activation(F x, int32_t which, const float* curve) {
+// params: of FORERUN_XIELU.
+INLINE F f_activation(F x, int32_t which, const float* params) {
     switch (which) {
     case FORERUN_GELU: return f_gelu(x);
     case FORERUN_GELU_TANH: return f_gelu_tanh(x);
     case FORERUN_RELU: return f_max(x, f_zero());
-    case FORERUN_XIELU: return f_xielu(x, curve);
+    case FORERUN_XIELU: return f_xielu(x, params);
     case FORERUN_RELU2: return f_mul(f_max(x, f_zero()), f_max(x, f_zero()));
     default: return f_silu(x);
     }

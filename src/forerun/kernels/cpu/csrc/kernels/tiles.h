@@ -77,7 +77,7 @@ FN void linear_tiles(const ForerunLinear& w, const Input& in, int64_t n, int64_t
     _tile_release();
 }
 
-FN void gated_tiles(const ForerunLinear& gate, const ForerunLinear& up, int32_t activation, const float* curve,
+FN void gated_tiles(const ForerunLinear& gate, const ForerunLinear& up, int32_t activation, const float* params,
                     float scale, const Input& in, int64_t n, int64_t first, int64_t last, float* out, int64_t stride) {
     alignas(64) float y[2 * 2 * 256];
     int64_t apart;
@@ -89,7 +89,7 @@ FN void gated_tiles(const ForerunLinear& gate, const ForerunLinear& up, int32_t 
             for (int64_t r = 0; r < rows; r++) {
                 const F u = biased(partner, f_load(y + r * 16));
                 const F g = gates.w ? biased(gates, f_load(y + (apart + r) * 16)) : u;
-                put(out + (row + r) * stride + 16 * block, gated(g, u, gate.out_features, activation, curve, scale),
+                put(out + (row + r) * stride + 16 * block, gated(g, u, gate.out_features, activation, params, scale),
                     up.out_features - 16 * block);
             }
         }

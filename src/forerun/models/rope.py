@@ -8,7 +8,7 @@ from torch import Tensor
 from forerun.models.attention.base import Layout
 
 
-class Rotation:
+class RotaryEmbedding:
     """Rotates numbers 2i and 2i + 1 of each head by an angle that grows with the position.
 
     Args:
@@ -25,8 +25,8 @@ class Rotation:
         self._device = device
         self._table = self._made(2048)
 
-    def turns(self, layout: Layout) -> Tensor:
-        """Return the complex factors of a forward's rows, [T, 1, D / 2], for `rotate`."""
+    def cos_sin(self, layout: Layout) -> Tensor:
+        """Return the complex factors of a forward's rows, [T, 1, D / 2], for `apply_rotary`."""
         return self.at(layout.positions, layout.num_positions)
 
     def at(self, positions: Tensor, num_positions: int | None = None) -> Tensor:
@@ -49,24 +49,23 @@ class Rotation:
         return table.to(self._device, torch.complex128 if self._dtype == torch.float64 else torch.complex64)
 
 
-def half_tables(inverse_frequencies: Tensor, scaling: float, length: int) -> tuple[Tensor, Tensor]:
+def cos_sin_tables(inverse_frequencies: Tensor, scaling: float, length: int) -> tuple[Tensor, Tensor]:
     """Return [length, D / 2] cosines and sines of the angles that rotate numbers i and i + D / 2 of each head; computed
     in float32, as Transformers does."""
     angles = torch.outer(torch.arange(length, dtype=torch.float32), inverse_frequencies)
     return (angles.cos() * scaling).contiguous(), (angles.sin() * scaling).contiguous()
 
 
-class HalfRotation:
+class CosSinTables:
     """Cosines and sines for the native kernels, which rotate numbers i and i + D / 2 of each head.
 
     Args:
-        inverse_frequencies: [D / 2] angle from one position to the next, float32 on the CPU.
-        scaling: of the rotated numbers.
-        others: the same of further rotations.
+        frequencies: of each rotation, the angle from one position to the next, [D / 2] float32 on the CPU, and a factor
+            of the rotated numbers.
     """
 
-    def __init__(self, inverse_frequencies: Tensor, scaling: float, *others: tuple[Tensor, float]) -> None:
-        self._rotations = [(inverse_frequencies, scaling), *others]
+    def __init__(self, *frequencies: tuple[Tensor, float]) -> None:
+        self._frequencies = frequencies
         self._tables = self._made(2048)
 
     def reaching(self, num_positions: int) -> tuple[Tensor, ...]:
@@ -78,15 +77,18 @@ class HalfRotation:
         return tables
 
     def _made(self, length: int) -> tuple[Tensor, ...]:
-        return tuple(table for each in self._rotations for table in half_tables(*each, length))
+        return tuple(table for each in self._frequencies for table in cos_sin_tables(*each, length))
 
 
-def rotate(heads: Tensor, turns: Tensor) -> None:
-    """Rotate queries or keys in place. heads: [T, heads, D], numbers of a head side by side."""
+def apply_rotary(heads: Tensor, cos_sin: Tensor) -> None:
+    """Rotate queries or keys in place.
+
+    heads: [T, heads, D], numbers of a head side by side. cos_sin: complex factors, [T, 1, D / 2].
+    """
     rows, count, width = heads.shape
     stride = heads.stride()
     pairs = heads.as_strided((rows, count, width // 2, 2), (stride[0], stride[1], 2, 1), heads.storage_offset())
-    torch.view_as_complex(pairs).mul_(turns)
+    torch.view_as_complex(pairs).mul_(cos_sin)
 
 
 def pair_halves(weight: Tensor, head_dim: int) -> Tensor:

@@ -67,7 +67,9 @@ _CODE = (
 )
 
 
-def mix(prose: Sequence[Passage], code: Sequence[Passage], kinds: Sequence[str], count: int, seed: int) -> list[Case]:
+def from_templates(
+    prose: Sequence[Passage], code: Sequence[Passage], kinds: Sequence[str], count: int, seed: int
+) -> list[Case]:
     """Make `count` prompts, evenly of each kind; kinds without text are left out.
 
     Prompt i depends on the passages, the seed and i alone.
