@@ -25,8 +25,7 @@ from forerun.models.base import (
     StandIn,
     check_layers,
 )
-from forerun.models.draft_session import DraftSession, Pick
-from forerun.models.draft_session_device import DeviceDraftSession
+from forerun.models.draft_session import DeviceDraftSession, DraftSession, Pick
 from forerun.types import Cache
 from forerun.utils.tree import Tree
 

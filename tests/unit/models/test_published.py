@@ -23,7 +23,7 @@ from forerun.export.transformers import export_hf
 from forerun.kernels.cpu import native, references
 from forerun.models import Model, Rows, load_model
 from forerun.models.fused.native import NativeDecoder
-from forerun.models.loading.published_layouts import codes_of
+from forerun.models.loading.published import codes_of
 from forerun.models.memory_plan import model_memory
 from kernel_cases import using
 from publications import PUBLICATIONS, publish

@@ -35,8 +35,7 @@ from forerun.kv_cache.recurrent_state import StateMaker
 from forerun.models.attention.base import Layout
 from forerun.models.attention.native import PathPlanner, rows_struct
 from forerun.models.base import HiddenStateOutputs, LayerRangeDecoder
-from forerun.models.draft_session import DraftSession, Pick
-from forerun.models.draft_session_native import NativeDraftSession
+from forerun.models.draft_session import DraftSession, NativeDraftSession, Pick
 from forerun.models.fused import native_fields as fields
 from forerun.models.fused.experts import bias_of, router_norm_of, take_apart
 from forerun.models.fused.families import frequencies, spec_in
