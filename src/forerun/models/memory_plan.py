@@ -19,8 +19,7 @@ from forerun.models.attention.base import ATTENTION_NAME, LayerAttention, Planne
 from forerun.models.attention.native import PathPlanner
 from forerun.models.decoders import cache_dtype_of, served_kind, triton_backend
 from forerun.models.fused.options import head_shape
-from forerun.models.fused.parts import attentions_of
-from forerun.models.fused.recurrence import state_layout
+from forerun.models.fused.parts import attentions_of, state_layout
 from forerun.models.loading.configuration import context_length
 from forerun.models.loading.find_source import find_source
 from forerun.models.loading.fused_modules import Numbers, empty_fused

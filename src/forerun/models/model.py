@@ -30,7 +30,7 @@ from forerun.types import Cache
 from forerun.utils.tree import Tree
 
 if TYPE_CHECKING:
-    from forerun.models.loading.gguf.tensors import GgufTensor
+    from forerun.models.loading.gguf.file import GgufTensor
 
 # Packs the rows of sequences into the arrays of one forward.
 

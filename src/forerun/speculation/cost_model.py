@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from forerun.config import MAX_NUM_DRAFT_TOKENS
 from forerun.types import Sequence as Request
-from forerun.utils.entry_file import EntryFile, key_here
+from forerun.utils.files import EntryFile, key_here
 from forerun.utils.home import COSTS_STEM
 
 Table = NDArray[np.float64]

@@ -16,7 +16,7 @@ from forerun.config import COST_CACHE_VARIABLE
 from forerun.errors import ConfigError
 from forerun.speculation import CostModel, StoredCosts, cost_model
 from forerun.speculation.cost_model import LearnedCurve, bucket, rounded
-from forerun.utils import entry_file
+from forerun.utils import files as entry_file
 from forerun.utils.files import locked
 from forerun.utils.home import HOME_VARIABLE
 

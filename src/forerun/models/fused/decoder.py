@@ -25,8 +25,17 @@ from forerun.models.base import HiddenStateOutputs, LayerRangeDecoder
 from forerun.models.fused.experts import ExpertLayer, bias_of, router_norm_of, take_apart
 from forerun.models.fused.families import frequencies, spec_in
 from forerun.models.fused.latent import LatentLayer
-from forerun.models.fused.parts import TokenRows, attention_shape, attentions_of, curve_of, parts_of, token_parts
-from forerun.models.fused.recurrence import RecurrentLayer, numbers_of, state_layout
+from forerun.models.fused.parts import (
+    TokenRows,
+    attention_shape,
+    attentions_of,
+    curve_of,
+    numbers_of,
+    parts_of,
+    state_layout,
+    token_parts,
+)
+from forerun.models.fused.recurrence import RecurrentLayer
 from forerun.models.linear import FloatMaker, Linear, Maker, Part, at_path, make_linear, of_rows, tensors_of
 from forerun.models.rotation import Rotation, rotate
 from forerun.models.spec.attention import AnyAttention, Attention, LatentAttention

@@ -39,8 +39,16 @@ from forerun.models.draft_session import DraftSession, NativeDraftSession, Pick
 from forerun.models.fused import native_fields as fields
 from forerun.models.fused.experts import bias_of, router_norm_of, take_apart
 from forerun.models.fused.families import frequencies, spec_in
-from forerun.models.fused.parts import TokenRows, attentions_of, curve_of, parts_of, token_parts, weights_by_head
-from forerun.models.fused.recurrence import numbers_of, state_layout
+from forerun.models.fused.parts import (
+    TokenRows,
+    attentions_of,
+    curve_of,
+    numbers_of,
+    parts_of,
+    state_layout,
+    token_parts,
+    weights_by_head,
+)
 from forerun.models.linear import Maker, Part, at_path, of_rows
 from forerun.models.rotation import HalfRotation
 from forerun.models.spec.attention import Attention, LatentAttention

@@ -12,7 +12,7 @@ from torch import Tensor
 from forerun.kernels.cpu.library import HEADER, StateStruct
 from forerun.kv_cache.recurrent_state import RecordedState
 from forerun.models.attention.base import PackedRows
-from forerun.models.fused.recurrence import state_layout
+from forerun.models.fused.parts import state_layout
 from forerun.models.spec.attention import Attention
 from forerun.models.spec.decoder import DecoderSpec
 from forerun.models.spec.feed_forward import SHARED, AnyFeedForward, Experts

@@ -250,7 +250,8 @@ def _load(
     )
     hf, maker = WeightReader(source, config, spec, plan, adapter).read()
     try:
-        hf = to_device(hf, target_device)
+        if target_device.type != "cpu":
+            hf = to_device(hf, target_device)
         ends = source.eos_token_ids(config)
         tokens = source.output_tokens(config)
         model = _assemble(hf, source.name, plan, maker, ends, tokens, kv_cache_dtype, spec=spec)

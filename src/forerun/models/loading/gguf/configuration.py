@@ -26,10 +26,8 @@ from forerun.models.loading.gguf.architecture import (
     refuse,
 )
 from forerun.models.loading.gguf.architectures import ARCHITECTURES, NEUTRAL
-from forerun.models.loading.gguf.file import GgufFile
-from forerun.models.loading.gguf.header import REMEDY, brief
+from forerun.models.loading.gguf.file import REMEDY, GgufFile, GgufTensor, brief
 from forerun.models.loading.gguf.mixture import EXPERT_WIDTH, TOP
-from forerun.models.loading.gguf.tensors import GgufTensor
 from forerun.utils.foreign_errors import as_load_errors
 from forerun.utils.json_file import REQUIRED, Fields
 

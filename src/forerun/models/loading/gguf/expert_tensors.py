@@ -11,8 +11,7 @@ import torch
 
 from forerun.errors import ModelLoadError
 from forerun.models.fused.experts import joined
-from forerun.models.loading.gguf.header import REMEDY, brief
-from forerun.models.loading.gguf.tensors import PLAIN_TYPES, GgufTensor
+from forerun.models.loading.gguf.file import PLAIN_TYPES, REMEDY, GgufTensor, brief
 from forerun.models.spec.decoder import DecoderSpec
 from forerun.models.spec.feed_forward import EXPERT, Experts
 

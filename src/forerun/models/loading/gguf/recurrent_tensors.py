@@ -9,7 +9,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from forerun.models.loading.gguf.tensors import GgufTensor
+from forerun.models.loading.gguf.file import GgufTensor
 from forerun.models.spec.recurrence import RECURRENT_ROLES, Recurrence
 
 _STATES = {

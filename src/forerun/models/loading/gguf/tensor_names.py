@@ -19,11 +19,9 @@ from forerun.models.loading.gguf.architecture import NEXT_TOKENS
 from forerun.models.loading.gguf.architectures import ARCHITECTURES
 from forerun.models.loading.gguf.configuration import HEAD, architecture_of
 from forerun.models.loading.gguf.expert_tensors import ExpertTensors, Stack
-from forerun.models.loading.gguf.file import GgufFile
-from forerun.models.loading.gguf.header import REMEDY, brief
+from forerun.models.loading.gguf.file import PLAIN_TYPES, REMEDY, GgufFile, GgufTensor, brief
 from forerun.models.loading.gguf.recurrent_architectures import RECURRENT_ARCHITECTURES
 from forerun.models.loading.gguf.recurrent_tensors import RecurrentTensors, shaped
-from forerun.models.loading.gguf.tensors import PLAIN_TYPES, GgufTensor
 from forerun.models.spec.attention import AnyAttention, Attention, LatentAttention
 from forerun.models.spec.decoder import DecoderSpec
 from forerun.models.spec.feed_forward import LLAMA_FEED, SHARED
