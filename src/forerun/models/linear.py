@@ -14,8 +14,15 @@ from forerun.kernels.block_weight import BlockWeight
 from forerun.kernels.cpu import native_for
 from forerun.kernels.cpu.linear import NativeLinear
 from forerun.kernels.quantize import QuantizedWeight
-from forerun.kernels.torch.linear import JoinedLinear, PackedExperts, PackedLinear, PlainLinear, can_pack
-from forerun.kernels.torch.quantized_linear import QuantizedEmbedding, QuantizedLinear
+from forerun.kernels.torch.linear import (
+    JoinedLinear,
+    PackedExperts,
+    PackedLinear,
+    PlainLinear,
+    QuantizedEmbedding,
+    QuantizedLinear,
+    can_pack,
+)
 
 _ROWS = 32
 """Rows of each call of a router, whose product is not packed."""

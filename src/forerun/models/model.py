@@ -25,13 +25,12 @@ from forerun.models.base import (
     StandIn,
     check_layers,
 )
-from forerun.models.draft_session import DraftSession, Pick
-from forerun.models.draft_session_device import DeviceDraftSession
+from forerun.models.draft_session import DeviceDraftSession, DraftSession, Pick
 from forerun.types import Cache
 from forerun.utils.tree import Tree
 
 if TYPE_CHECKING:
-    from forerun.models.loading.gguf.tensors import GgufTensor
+    from forerun.models.loading.gguf.file import GgufTensor
 
 # Packs the rows of sequences into the arrays of one forward.
 

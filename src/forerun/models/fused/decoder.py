@@ -29,11 +29,13 @@ from forerun.models.fused.parts import (
     PerLayerInputRows,
     attention_shape,
     attentions_of,
+    numbers_of,
     parts_of,
+    state_layout,
     table_and_product,
     xielu_params,
 )
-from forerun.models.fused.recurrence import RecurrentLayer, numbers_of, state_layout
+from forerun.models.fused.recurrence import RecurrentLayer
 from forerun.models.linear import FloatMaker, Linear, LinearPart, Maker, at_path, make_linear, of_rows, tensors_of
 from forerun.models.rope import RotaryEmbedding, apply_rotary
 from forerun.models.spec.attention import AnyAttention, Attention, LatentAttention

@@ -38,19 +38,19 @@ from forerun.kv_cache.recurrent_state import RecordedState, StateMaker
 from forerun.models.attention.base import Layout, PackedRows
 from forerun.models.attention.native import PathPlanner, rows_struct
 from forerun.models.base import HiddenStateOutputs, LayerRangeDecoder
-from forerun.models.draft_session import DraftSession, Pick
-from forerun.models.draft_session_native import NativeDraftSession
+from forerun.models.draft_session import DraftSession, NativeDraftSession, Pick
 from forerun.models.families.table import frequencies, spec_in
 from forerun.models.fused.experts import bias_of, router_norm_of, take_apart
 from forerun.models.fused.parts import (
     PerLayerInputRows,
     attentions_of,
+    numbers_of,
     parts_of,
+    state_layout,
     table_and_product,
     weights_by_head,
     xielu_params,
 )
-from forerun.models.fused.recurrence import numbers_of, state_layout
 from forerun.models.linear import LinearPart, Maker, at_path, of_rows
 from forerun.models.rope import CosSinTables
 from forerun.models.spec.attention import Attention, LatentAttention

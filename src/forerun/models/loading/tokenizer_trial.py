@@ -14,16 +14,17 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import wraps
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 from forerun.errors import ModelLoadError, RequestError
-from forerun.models.loading import tokenizer_trial_process
 from forerun.utils.files import digest
 from forerun.utils.foreign_errors import is_panic
 from forerun.utils.home import TOKENIZERS_FOLDER, home
 
 _TRIAL = "1"
 """Changes whenever a trial tests other things."""
+_PROCESS = Path(__file__).with_name("tokenizer_trial_process.py")
 _SECONDS = 120.0
 _MEMORY, _MEMORY_PER_BYTE = 1 << 30, 16
 """Bytes of the process, and bytes more for each of the file; it takes about ten."""
@@ -56,7 +57,7 @@ def check_tokenizer(content: bytes, place: str, remedy: str) -> None:
 def _trial(content: bytes) -> str | None:
     """Return what is wrong with a tokenizer.json; None if it can be used."""
     bound = _MEMORY + _MEMORY_PER_BYTE * len(content)
-    command = [sys.executable, "-P", tokenizer_trial_process.__file__, str(bound)]
+    command = [sys.executable, "-P", str(_PROCESS), str(bound)]
     try:
         ended = subprocess.run(
             command,

@@ -144,8 +144,6 @@ def round_parameters(model: Any, dtype: torch.dtype, spec: DecoderSpec | None, l
 
 def move_to_device(model: Any, device: torch.device) -> Any:
     """Move the model to a device. Placeholders (`Checkpoint.unread`) take no memory there either."""
-    if device.type == "cpu":
-        return model
     moved: dict[int, torch.nn.Parameter] = {}  # by id: a parameter that two modules share stays one
     for module in model.modules():
         for name, parameter in module.named_parameters(recurse=False):

@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from forerun.models.loading.gguf import tensors as tensor_module
-from forerun.models.loading.gguf.file import GgufFile
-from forerun.models.loading.gguf.header import read_types
+from forerun.models.loading.gguf.file import GgufFile, read_types
 from gguf_files import pack
 
 

@@ -28,7 +28,7 @@ from typing import Any
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from forerun.errors import ModelLoadError, UnsupportedModelError
-from forerun.models.loading.gguf.header import REMEDY
+from forerun.models.loading.gguf.file import REMEDY
 from forerun.models.loading.gguf.token_list import (
     NAMED,
     PREFIX,
