@@ -1,4 +1,7 @@
-"""The terminal output of the demo: answers as they come, bars that fill in turn, tables; and a picture of them."""
+"""The terminal output of the demo: answers as they come, bars that fill in turn, tables; and a picture of them.
+
+It has a file of its own because it imports rich, PyTorch and the engine, which no other command's start may load.
+"""
 
 from __future__ import annotations
 
