@@ -108,6 +108,8 @@ class GeneralDecoder:
             are sent through the model to see them.
     """
 
+    num_experts_read = 0
+
     def __init__(self, model: Any, maker: Maker | None = None, attention: Attention | None = None) -> None:
         pack_module(model, maker, model.get_output_embeddings())
         self.model = model
