@@ -222,7 +222,7 @@ def _packed(module: nn.Module) -> nn.Module | None:
     return None
 
 
-def tensors_of(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
+def module_tensors(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
     """Yield the tensors of a module with their names:
     parameters, buffers, and the tensors that packed layers keep as plain attributes, in the modules' order."""
     for path, part in module.named_modules(prefix=prefix.removesuffix(".")):

@@ -36,7 +36,7 @@ from forerun.models.fused.parts import (
     xielu_params,
 )
 from forerun.models.fused.recurrence import RecurrentLayer
-from forerun.models.linear import FloatMaker, Linear, LinearPart, Maker, at_path, make_linear, of_rows, tensors_of
+from forerun.models.linear import FloatMaker, Linear, LinearPart, Maker, at_path, make_linear, module_tensors, of_rows
 from forerun.models.rope import RotaryEmbedding, apply_rotary
 from forerun.models.spec.attention import AnyAttention, Attention, LatentAttention
 from forerun.models.spec.decoder import DecoderSpec
@@ -276,7 +276,7 @@ class FusedDecoder(LayerRangeDecoder):
             elif isinstance(part, Tensor):
                 yield name, part
             elif isinstance(part, nn.Module):
-                yield from tensors_of(part, name + ".")
+                yield from module_tensors(part, name + ".")
 
     def _attended(self, layer: _Layer, own: AnyAttention, h: Tensor, layout: Layout, cos_sin: list[Tensor]) -> Tensor:
         """Return what a layer's attention gives, [T, heads * D]. h: what it reads."""

@@ -247,7 +247,7 @@ class NativeDecoder(LayerRangeDecoder):
         """Return the logits of the requested rows, [R, V], from the output of the last layer or, to exit early, any
         other (`LayerRangeDecoder.head`)."""
         x = layout.select_logit_rows(x).to(torch.float32, copy=True).contiguous()
-        logits = torch.empty(len(x), self.num_outputs)
+        logits = torch.empty(len(x), self.struct.head.out_features)
         self.library.head(ctypes.byref(self.struct), len(x), x.data_ptr(), logits.data_ptr(), torch.get_num_threads())
         return logits
 

@@ -18,12 +18,13 @@ from forerun.config import BUNDLED_MODELS
 from forerun.errors import ModelLoadError, UnsupportedModelError
 from forerun.models.families.table import refusal
 from forerun.models.loading.folder import TEKKEN, TOKENIZER
-from forerun.models.loading.tokenizer_trial import check_tokenizer, guarded
+from forerun.models.loading.tokenizer_trial import check_tokenizer
 from forerun.models.loading.weights import Checkpoint, check_num_layers, check_numbers, check_shapes, check_unused
 from forerun.models.spec.decoder import DecoderSpec
 from forerun.utils.deferred import DeferredModule
 from forerun.utils.foreign_errors import REMEDY, as_load_errors
 from forerun.utils.json_file import read_bytes
+from forerun.utils.vocabulary import guarded
 
 if TYPE_CHECKING:
     from forerun.models import general

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from forerun.models.loading.gguf import tensors as tensor_module
+from forerun.models.loading.gguf import file as tensor_module
 from forerun.models.loading.gguf.file import GgufFile, read_types
 from gguf_files import pack
 
