@@ -21,7 +21,7 @@ from forerun.models import Model, load_model
 from forerun.train import block
 from forerun.train.data.packed import NO_DOCUMENT
 from forerun.train.defaults import LOSSES
-from forerun.train.eagle import EagleHead
+from forerun.train.eagle import EagleHeadModule
 from forerun.train.heads.loss import Targets, weighted_loss
 from forerun.train.heads.module import HeadRows, head_rows, predicted
 from forerun.train.heads.target_states import learnt_layers
@@ -263,6 +263,6 @@ def test_the_targets_distribution_is_learnt_whatever_states_are_read() -> None:
 
 
 def test_a_head_that_was_never_set_is_refused(target: Model) -> None:
-    head = EagleHead(random_head(target).config)
+    head = EagleHeadModule(random_head(target).config)
     with pytest.raises(ConfigError, match="NaN"):
         head.check()
