@@ -108,7 +108,7 @@ def test_all_is_computed_while_the_models_device_is_current(tmp_path: Path, monk
 
     model_device = torch.device(DEVICE.type, 0) if DEVICE.type == "cuda" else DEVICE
     monkeypatch.setattr("forerun.models.fused.triton.on_device", on_device)
-    for name in ("gated", "attend", "add_splits", "add_and_norm", "rotate_and_write"):
+    for name in ("gated", "attend_pages", "add_splits", "add_and_norm", "rotate_and_write"):
         watch(name)
     model = loaded(make_family("llama", tmp_path), "triton", DTYPES[0], monkeypatch)
     cache = model.new_cache()

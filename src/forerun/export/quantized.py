@@ -32,7 +32,7 @@ from forerun.models.linear import LinearPart
 from forerun.models.loading.configuration import context_length, refuse_unservable
 from forerun.models.loading.find_source import find_source
 from forerun.models.loading.load import WeightReader
-from forerun.models.loading.quantized_tensors import tensors_of
+from forerun.models.loading.quantized_tensors import stored_tensors
 from forerun.models.loading.source import ModelSource, Quantization
 from forerun.models.loading.transformers_modules import quietly
 from forerun.models.loading.weight_maker import LAYOUT, METHOD, WeightMaker, matrices, outer_modules
@@ -142,7 +142,7 @@ def _parts(model: Any, maker: WeightMaker, spec: DecoderSpec | None, name: str) 
         stored = module.get_parameter("weight")
         part = LinearPart(key, stored.T if is_transposed else stored, None, is_transposed)
         weight = maker.weight(part, is_outer=module in (head, embedding, *inner))
-        yield tensors_of(key, weight, is_transposed=is_transposed)
+        yield stored_tensors(key, weight, is_transposed=is_transposed)
     is_tied = head is not None and head.weight is embedding.weight
     done = {f"{path}.weight" for path, module in model.named_modules() if path in found or (is_tied and module is head)}
     for key, tensor in model.state_dict().items():

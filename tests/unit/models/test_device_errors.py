@@ -23,7 +23,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_family("llama", tmp_path_factory.mktemp("device"))
 
 
-@pytest.mark.parametrize("where", ["loading.load.to_device", "loading.load.probe", "self_test._prefilled"])
+@pytest.mark.parametrize("where", ["loading.load.move_to_device", "loading.load.probe", "self_test._prefilled"])
 @pytest.mark.parametrize("error", OURS, ids=lambda error: type(error).__name__)
 def test_it_is_said_of_the_device(where: str, error: Exception, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
@@ -34,6 +34,6 @@ def test_it_is_said_of_the_device(where: str, error: Exception, folder: Path, mo
     for load in (load_model, load_draft_model):
         with pytest.raises(OURS[error], match=r"CUDA .*\. "):
             load(folder, "float32")
-    if where != "loading.load.to_device":
+    if where != "loading.load.move_to_device":
         with pytest.raises(OURS[error]):
             adopt(hf, "it")

@@ -29,7 +29,7 @@ _KINDS = {_CODES: "U8", _PACKED: "U8", _SCALE: ("F16", "F32"), _MINIMUM: "F16"}
 _TRANSPOSED = ".transposed"
 
 
-def tensors_of(name: str, weight: QuantizedWeight, *, is_transposed: bool = False) -> dict[str, Tensor]:
+def stored_tensors(name: str, weight: QuantizedWeight, *, is_transposed: bool = False) -> dict[str, Tensor]:
     """Return the tensors of one weight by name."""
     prefix = name + (_TRANSPOSED if is_transposed else "")
     packs = weight.bits == 4 and weight.shape[1] % 2 == 0

@@ -10,7 +10,7 @@ from forerun.drafters.models.heads.config import (
     DecoderHead,
     KeyShape,
     bias_shapes,
-    layer_tensors,
+    layer_shapes,
     layers_spec,
 )
 from forerun.errors import ConfigError
@@ -202,7 +202,7 @@ def _of_masks(config: BlockConfig) -> dict[str, tuple[int, ...]]:
     }
     for index in range(config.num_layers):
         layer = f"layers.{index}"
-        tensors |= {f"{layer}.input_layernorm.weight": (hidden,), **layer_tensors(config.spec, layer, hidden)}
+        tensors |= {f"{layer}.input_layernorm.weight": (hidden,), **layer_shapes(config.spec, layer, hidden)}
     tensors["norm.weight"] = (hidden,)
     if config.norm_before_fc:
         tensors |= {f"fc_norm.{i}.weight": (hidden,) for i in range(len(config.layers))}

@@ -8,7 +8,7 @@ from forerun.drafters.models.heads.config import (
     DecoderHead,
     KeyShape,
     bias_shapes,
-    layer_tensors,
+    layer_shapes,
     layers_spec,
     norms_of_each,
 )
@@ -114,10 +114,10 @@ class EagleConfig(DecoderHead):
         states = 2 if self.version == 1 else len(self.layers)
         tensors: dict[str, tuple[int, ...]] = {
             "fc.weight": (hidden, states * target),
-            **layer_tensors(self.spec, layer, self.attention_input),
+            **layer_shapes(self.spec, layer, self.attention_input),
         }
         for index in range(1, self.num_layers):
-            tensors |= layer_tensors(self.spec, f"layers.{index}", hidden)
+            tensors |= layer_shapes(self.spec, f"layers.{index}", hidden)
             tensors[f"layers.{index}.input_layernorm.weight"] = (hidden,)
         for name, width in zip(self.entry_norms, (target, hidden), strict=False):
             tensors[f"{name}.weight"] = (width,)

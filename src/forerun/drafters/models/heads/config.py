@@ -211,7 +211,7 @@ def bias_shapes(config: DecoderHead, tensors: Mapping[str, tuple[int, ...]]) -> 
     return {f"{name}.bias": tensors[f"{name}.weight"][:1] for name in config.biases}
 
 
-def layer_tensors(spec: DecoderSpec, prefix: str, width: int) -> dict[str, tuple[int, ...]]:
+def layer_shapes(spec: DecoderSpec, prefix: str, width: int) -> dict[str, tuple[int, ...]]:
     """Return the tensors of a layer by name with their shapes, but for the norm of what its attention reads.
 
     width: of that. prefix: how the names begin.
