@@ -156,6 +156,7 @@ TINY: dict[str, dict[str, Any]] = {
         "ssm_multipliers": [0.6, 0.9, 0.7, 0.5, 1.2],
         "mlp_multipliers": [0.8, 0.7],
     },
+    "flex_olmo": {**_GATED, "num_experts": 4, "num_experts_per_tok": 2},
     "gemma": {**_HEADS, "tie_word_embeddings": False},
     "gemma2": _GEMMA2,
     "gemma3_text": {**_GEMMA, "layer_types": ["sliding_attention", "full_attention"], "tie_word_embeddings": False},

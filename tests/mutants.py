@@ -210,7 +210,7 @@ MUTANTS = [
     ),
     Mutant(
         "no more pages are found than are requested",
-        "kv_cache/prefix_tree.py",
+        "kv_cache/page_pool.py",
         "while len(pages) < most and node.children",
         "while node.children",
         CUTS,

@@ -18,7 +18,7 @@ from forerun.kernels.cpu.linear import NativeLinear
 from forerun.kernels.cpu.page_layout import CACHE_FORMATS
 from forerun.kernels.partition import AttentionShape
 from forerun.kernels.quantize import GROUP, QuantizedWeight, quantize_int4, quantize_int8, quantize_symmetric
-from forerun.kernels.torch.quantized_linear import QuantizedLinear
+from forerun.kernels.torch.linear import QuantizedLinear
 from forerun.models.attention.base import Layout
 from forerun.models.attention.reference import ReferenceAttention
 from forerun.models.base import Rows

@@ -19,7 +19,8 @@ from hypothesis.stateful import (
 
 from forerun.errors import OutOfPagesError
 from forerun.kernels.cpu.page_layout import PAGE, PageLayout
-from forerun.kv_cache import ContiguousCache, PagedCache, PagePool, SequenceCache, bytes_per_page
+from forerun.kv_cache import PagedCache, PagePool, SequenceCache
+from forerun.kv_cache.contiguous import ContiguousCache, bytes_per_page
 from fuzzing import examples
 from pool_integrity import check_integrity
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from forerun.models.decoders import llama_refusal
 from forerun.models.families.table import frequencies, refusal, spec_of
-from forerun.models.fused.recurrence import state_layout
+from forerun.models.fused.parts import state_layout
 from forerun.models.loading.configuration import context_length
 from forerun.models.spec.attention import LatentAttention
 from forerun.models.spec.decoder import DecoderSpec

@@ -9,7 +9,7 @@ from torch import Tensor
 pytest.importorskip("triton")
 
 from forerun.kernels.quantize import QuantizedWeight
-from forerun.kernels.torch.quantized_linear import QuantizedLinear
+from forerun.kernels.torch.linear import QuantizedLinear
 from forerun.kernels.triton.linear import FloatProduct, Product, multiply
 from forerun.kernels.triton.quantized_linear import ActivationBuffers, channel_limit, quantized_product
 from kernel_cases import weight_of

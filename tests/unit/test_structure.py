@@ -10,24 +10,24 @@ import structure
 from forerun.kernels.cpu import native
 
 MOST: dict[str, float] = {
-    "files in src": 454,
+    "files in src": 440,
     "top-level entries": 19,
     "options with a flag": 300,
     "options of all kinds": 400,
     "class names defined more than once": 0,
     "words of documents": 34_300,
     "tuple assignments in 1,000 statements": 2.3,
-    "nested conditional expressions": 3,
+    "nested conditional expressions": 0,
     "imports inside functions": 321,
     "lambdas": 312,
-    "depth of classes": 4,
+    "depth of classes": 3,
     "public names in several modules": 2,
 }
 MOST_ENTERED = {
-    "functions entered by generate": 176,
-    "files entered by generate": 41,
-    "modules loaded by generate": 199,
-    "files entered by loading a GGUF file": 62,  # how many functions depends on what its self-test had time for
+    "functions entered by generate": 168,
+    "files entered by generate": 38,
+    "modules loaded by generate": 123,
+    "files entered by loading a GGUF file": 54,  # how many functions depends on what its self-test had time for
 }
 """These are raised on purpose, with a reason in the commit, where a feature pays for its room."""
 tracked = pytest.mark.skipif(not (structure.ROOT / ".git").exists(), reason="tracked files are counted")
@@ -76,8 +76,9 @@ def test_how_deep_classes_are() -> None:
         "p.a": "class A(dict): ...\nclass A2(A): ...",
         "p.b": "from p import A as Other\nclass B(Generic, Other[int]): ...\nclass A: ...",
         "p.c": "from p.b import B\nclass C(B): ...\nclass D(A): ...",
+        "p.d": "from p.c import C\nclass CError(C): ...",
     }
     trees = {name: ast.parse(source) for name, source in sources.items()}
     assert structure.class_depth(trees) == 3
-    assert max(structure.lineages(trees), key=len) == ["p.c:C", "p.b:B", "p.a:A"]
+    assert max(structure.lineages(trees), key=len) == ["p.d:CError", "p.c:C", "p.b:B", "p.a:A"]
     assert structure.repeated_names(trees.values()) == ["A"]

@@ -116,7 +116,7 @@ class LoadingProgress:
 def log_memory_plan(say: Callable[[str], None] | None) -> Iterator[None]:
     """Pass the memory plan, which `LLM` logs before it reads weights, to `say`, and show the progress of reading; None
     drops both."""
-    from forerun.models.loading.progress import progress_to
+    from forerun.models.loading.weights import progress_to
 
     logger = logging.getLogger(MEMORY_LOG)
     level = logger.level

@@ -22,7 +22,7 @@ from forerun.drafters.registry import DRAFTERS
 from forerun.drafters.validation import check_drafter
 from forerun.errors import DrafterError
 from forerun.models import LanguageModel
-from forerun.models.loading.gguf import SUFFIX
+from forerun.models.loading.folder import GGUF_SUFFIX
 from forerun.utils import fetch as store
 from forerun.utils.deferred import DeferredModule
 
@@ -113,7 +113,7 @@ def _check_source(spec: str | Path) -> None:
         or spec in (BUNDLED_DRAFT, BUNDLED_OTHER_VOCAB, *store.fetchable_names())
         or "/" in spec
         or "\\" in spec
-        or spec.lower().endswith(SUFFIX)
+        or spec.lower().endswith(GGUF_SUFFIX)
         or Path(spec).exists()
     ):
         return

@@ -78,23 +78,6 @@ def check_prompt(prompt: Seq[int], target: LanguageModel) -> None:
         )
 
 
-def check_params(params: SamplingParams, target: LanguageModel, tokenizer: Any) -> None:
-    """Raise SamplingError if the options do not fit the target."""
-    vocab_size = target.vocab_size
-    for name, token_ids in (("stop_token_ids", params.stop_token_ids), ("logit_bias", params.logit_bias)):
-        for token_id in token_ids:
-            if token_id >= vocab_size:
-                raise SamplingError(
-                    f"{name} names token {token_id}, but the vocabulary of {target.name} is 0..{vocab_size - 1}. "
-                    "Leave it out."
-                )
-    if params.stop and tokenizer is None:
-        raise SamplingError(
-            f"stop is {list(params.stop)!r}, but {target.name} has no tokenizer, so there is no text to search. "
-            "Use stop_token_ids."
-        )
-
-
 def checked(
     params: SamplingParams | None,
     target: LanguageModel,
@@ -114,7 +97,19 @@ def checked(
         SamplingError, GrammarError: the engine would refuse the request.
     """
     params = params or SamplingParams()
-    check_params(params, target, tokenizer)
+    vocab_size = target.vocab_size
+    for name, token_ids in (("stop_token_ids", params.stop_token_ids), ("logit_bias", params.logit_bias)):
+        for token_id in token_ids:
+            if token_id >= vocab_size:
+                raise SamplingError(
+                    f"{name} names token {token_id}, but the vocabulary of {target.name} is 0..{vocab_size - 1}. "
+                    "Leave it out."
+                )
+    if params.stop and tokenizer is None:
+        raise SamplingError(
+            f"stop is {list(params.stop)!r}, but {target.name} has no tokenizer, so there is no text to search. "
+            "Use stop_token_ids."
+        )
     if params.drafter not in (None, NO_DRAFTER):
         offers = () if drafter is None else tuple(drafter.offers)
         if params.drafter not in offers:

@@ -7,6 +7,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence as Seq
 from dataclasses import dataclass, replace
 from itertools import chain
+from operator import attrgetter
 
 from forerun.config import EngineConfig
 from forerun.engine.kv_cache_manager import KVCacheManager
@@ -308,7 +309,8 @@ class Scheduler:
         """Return the next chunks of prompts, as far as rows and pages suffice. Scopes take turns; within one, higher
         priority comes first, then a flow's second sequence after the first of every other."""
         turns = []
-        states = sorted(self.running, key=_by_priority)
+        states = sorted(self.running, key=attrgetter("sequence.id"))
+        states.sort(key=attrgetter("request.params.priority"), reverse=True)
         places = _places(states, lambda state: (state.request.scope, state.request.flow))
         states.sort(key=lambda state: (-state.request.params.priority, places[state]))
         places = _places(states, lambda state: state.request.scope)
@@ -382,10 +384,6 @@ def _limit_to_pages(plan: DraftPlan, ready: Seq[SequenceState], pages: float) ->
     if num_draft_tokens == plan.num_draft_tokens:
         return plan
     return replace(plan, num_draft_tokens=num_draft_tokens, reason=plan.reason if any(num_draft_tokens) else "no room")
-
-
-def _by_priority(state: SequenceState) -> tuple[int, int]:
-    return -state.request.params.priority, state.sequence.id
 
 
 def _places(states: Iterable[SequenceState], group_of: Callable[[SequenceState], Hashable]) -> dict[SequenceState, int]:

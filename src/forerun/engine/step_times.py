@@ -7,7 +7,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -27,10 +27,14 @@ from forerun.speculation import (
     StepCost,
     drafter_costs,
 )
-from forerun.speculation.cost_model import KINDS, Table
-from forerun.speculation.cost_store import forward_costs
-from forerun.speculation.predictor import CostsByK
+from forerun.speculation.cost_model import KINDS, Table, forward_costs
 from forerun.types import Draft, Sequence as Tokens, Step
+from forerun.utils.deferred import DeferredModule
+
+if TYPE_CHECKING:
+    from forerun.speculation import predictor
+else:
+    predictor = DeferredModule("forerun.speculation.predictor")
 
 STEP_ROUNDS = 6
 
@@ -233,7 +237,7 @@ def step_costs(
     prompt: Sequence[int],
     params: SamplingParams,
     rounds: int = STEP_ROUNDS,
-) -> CostsByK:
+) -> predictor.CostsByK:
     """Measure steps with chains of 0 to `most` tokens, and without a drafter: the median step of real generations, in
     the fastest of a few rounds.
 
@@ -260,7 +264,7 @@ def step_costs(
                 parts["target"][num_draft_tokens].append(typical.time_target)
                 parts["draft"][num_draft_tokens].append(typical.time_draft)
                 parts["rest"][num_draft_tokens].append(typical.time_total - typical.time_draft - typical.time_target)
-    return CostsByK(min(plain), *(_of_fastest(parts, name, counts) for name in parts))
+    return predictor.CostsByK(min(plain), *(_of_fastest(parts, name, counts) for name in parts))
 
 
 def _of_fastest(parts: Mapping[str, Mapping[int, Sequence[float]]], name: str, counts: Sequence[int]) -> list[float]:

@@ -25,7 +25,7 @@ from forerun.models.families.table import ARCHITECTURES, spec_of
 from forerun.models.families.tensor_names import EMBEDDING, HEAD, layer_tensors, outer_tensors
 from forerun.models.loading.configuration import context_length
 from forerun.models.loading.find_source import find_source
-from forerun.models.loading.gguf import SUFFIX
+from forerun.models.loading.folder import GGUF_SUFFIX
 from forerun.models.loading.gguf.configuration import ROPE_FACTORS, llama3_factors
 from forerun.models.loading.gguf.file import GgufFile
 from forerun.models.loading.gguf.source import GgufSource
@@ -256,8 +256,8 @@ def _check(out: Path, type_name: str, target: str | Path | None, pre: str | None
         raise ConfigError("pre is given with a target, whose tokenizer's metadata is copied as it is. Leave one out.")
     if pre is not None and pre not in split_rules():
         raise ConfigError(f"pre is {pre!r}, but must be one of {', '.join(sorted(split_rules()))}.")
-    if out.suffix.lower() != SUFFIX:
-        raise ConfigError(f"{out} must end with {SUFFIX}, the suffix of GGUF files.")
+    if out.suffix.lower() != GGUF_SUFFIX:
+        raise ConfigError(f"{out} must end with {GGUF_SUFFIX}, the suffix of GGUF files.")
     if out.is_dir():
         raise ConfigError(f"{out} is a folder. Give the name of a file.")
     if not force:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -17,8 +18,10 @@ from forerun.config import REFERENCE
 from forerun.errors import ConfigError, UnsupportedModelError
 from forerun.kernels.cpu.linear import NativeLinear
 from forerun.models.attention.base import Layout, Planner
-from forerun.models.draft_session import DraftSession, Pick
 from forerun.types import Cache, Pool
+
+if TYPE_CHECKING:
+    from forerun.models.draft_session import DraftSession, Pick
 
 # Hidden states of chosen layers, returned beside the logits.
 

@@ -21,7 +21,7 @@ from forerun.kernels.cpu.linear import NativeLinear
 from forerun.models.attention.native import NativeAttention
 from forerun.models.families.table import description_of
 from forerun.models.fused.native import NativeDecoder
-from forerun.models.fused.recurrence import state_layout
+from forerun.models.fused.parts import state_layout
 from forerun.models.linear import FloatMaker, Maker
 from forerun.models.loading.configuration import OUTPUT_TOKENS, refuse_unservable
 from forerun.models.loading.source import ModelSource

@@ -20,7 +20,7 @@ from forerun.models.attention.base import ATTENTION_NAME, AttentionBackend, Laye
 from forerun.models.attention.reference import ReferenceAttention
 from forerun.models.base import HiddenStateOutputs
 from forerun.models.draft_session import DraftSession, Pick
-from forerun.models.linear import Linear, Maker, pack_module, tensors_of
+from forerun.models.linear import Linear, Maker, module_tensors, pack_module
 from forerun.types import Cache
 
 _ALLOWED_OPTIONS = {
@@ -108,6 +108,8 @@ class GeneralDecoder:
             are sent through the model to see them.
     """
 
+    num_experts_read = 0
+
     def __init__(self, model: Any, maker: Maker | None = None, attention: AttentionBackend | None = None) -> None:
         pack_module(model, maker, model.get_output_embeddings())
         self.model = model
@@ -135,7 +137,7 @@ class GeneralDecoder:
 
     def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Yield all tensors of the model by the names of its modules (`NamedTensors`)."""
-        return tensors_of(self.model)
+        return module_tensors(self.model)
 
     def _run(self, token_ids: Tensor, positions: Tensor, keep: Tensor | int, attend: Attend) -> Tensor:
         """Run the model. token_ids, positions: [T] -> [rows kept, V]."""

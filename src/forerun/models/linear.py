@@ -14,8 +14,15 @@ from forerun.kernels.block_weight import BlockWeight
 from forerun.kernels.cpu import native_for
 from forerun.kernels.cpu.linear import NativeLinear
 from forerun.kernels.quantize import QuantizedWeight
-from forerun.kernels.torch.linear import JoinedLinear, PackedExperts, PackedLinear, PlainLinear, can_pack
-from forerun.kernels.torch.quantized_linear import QuantizedEmbedding, QuantizedLinear
+from forerun.kernels.torch.linear import (
+    JoinedLinear,
+    PackedExperts,
+    PackedLinear,
+    PlainLinear,
+    QuantizedEmbedding,
+    QuantizedLinear,
+    can_pack,
+)
 
 _ROWS = 32
 """Rows of each call of a router, whose product is not packed."""
@@ -215,7 +222,7 @@ def _packed(module: nn.Module) -> nn.Module | None:
     return None
 
 
-def tensors_of(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
+def module_tensors(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
     """Yield the tensors of a module with their names:
     parameters, buffers, and the tensors that packed layers keep as plain attributes, in the modules' order."""
     for path, part in module.named_modules(prefix=prefix.removesuffix(".")):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -17,11 +17,9 @@ from forerun.kernels.partition import AttentionShape
 from forerun.kv_cache.recurrent_state import StateMaker
 from forerun.models.attention.base import ATTENTION_NAME, LayerAttention, Planner
 from forerun.models.attention.native import PathPlanner
-from forerun.models.attention.reference import ReferenceAttention
 from forerun.models.decoders import cache_dtype_of, served_kind, triton_backend
 from forerun.models.families.build import head_shape
-from forerun.models.fused.parts import attentions_of
-from forerun.models.fused.recurrence import state_layout
+from forerun.models.fused.parts import attentions_of, state_layout
 from forerun.models.loading.configuration import context_length
 from forerun.models.loading.find_source import find_source
 from forerun.models.loading.fused_modules import Numbers, empty_fused
@@ -30,7 +28,13 @@ from forerun.models.spec.attention import LatentAttention
 from forerun.models.spec.decoder import DecoderSpec
 from forerun.models.spec.feed_forward import FeedForward
 from forerun.models.weight_plan import PlannedProduct, WeightPlan, check_dtype, check_quantization
+from forerun.utils.deferred import DeferredModule
 from forerun.utils.device import resolve_device
+
+if TYPE_CHECKING:
+    from forerun.models.attention import reference
+else:
+    reference = DeferredModule("forerun.models.attention.reference")
 
 # The shapes are those of an empty model of the configuration, which loading compares with the headers of the files.
 # Transformers' tensors are replaced one by one by the layers that compute (`linear.py`, the decoders): meanwhile, one
@@ -260,7 +264,7 @@ def _planner(config: Any, spec: DecoderSpec | None, plan: WeightPlan, cache_dtyp
         device_pages = triton_backend().page_layout(layers, cache_dtype, plan.device) if plan.is_triton else None
         planner: Planner = PathPlanner(layers, cache_dtype, device_pages)
     else:
-        planner = ReferenceAttention(plan.dtype).planner(layers, plan.device)
+        planner = reference.ReferenceAttention(plan.dtype).planner(layers, plan.device)
     if states is not None:
         planner.new_state = StateMaker(states, config.num_hidden_layers, is_native=plan.is_native)
     return planner

@@ -25,13 +25,12 @@ from forerun.models.base import (
     StandIn,
     check_layers,
 )
-from forerun.models.draft_session import DraftSession, Pick
-from forerun.models.draft_session_device import DeviceDraftSession
+from forerun.models.draft_session import DeviceDraftSession, DraftSession, Pick
 from forerun.types import Cache
 from forerun.utils.tree import Tree
 
 if TYPE_CHECKING:
-    from forerun.models.loading.gguf.tensors import GgufTensor
+    from forerun.models.loading.gguf.file import GgufTensor
 
 # Packs the rows of sequences into the arrays of one forward.
 
@@ -128,6 +127,10 @@ class Decoder(Protocol):
     def planner(self) -> Planner:
         """Return what prepares its forwards and makes their caches; fixed when the decoder is made."""
 
+    @property
+    def num_experts_read(self) -> int:
+        """Return the experts that all forwards together have read; 0: only the native decoder counts them."""
+
     def forward(self, layout: Layout, layers: Sequence[int] = ()) -> tuple[Tensor, Tensor | None]:
         """Return logits of the requested rows, [R, V] with R >= layout.num_logits, and the states that enter
         `layers`."""
@@ -221,14 +224,10 @@ class Model(LanguageModel):
         if any(rows.hidden is not None for rows in batch):
             return self._go_on(batch, layers)
         layout = lay_out(batch, self._planner)
-        before = self._num_experts_read
+        before = self.decoder.num_experts_read
         logits, hidden_outputs = self.decoder.forward(layout, layers)
-        num_experts = self._num_experts_read - before
+        num_experts = self.decoder.num_experts_read - before
         return Forward(self._of_all_tokens(logits[: layout.num_logits]), hidden_outputs, num_experts)
-
-    @property
-    def _num_experts_read(self) -> int:
-        return self.decoder.num_experts_read if isinstance(self.decoder, LayerRangeDecoder) else 0
 
     def experts_given(self) -> NDArray[np.int64] | None:
         """Return the rows that each expert was given so far (`LanguageModel.experts_given`)."""

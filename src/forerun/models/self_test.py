@@ -28,8 +28,7 @@ from forerun.models.fused.native import NativeDecoder
 from forerun.models.model import Model, first_non_finite_tensor, has_finite_rows
 from forerun.utils import machine
 from forerun.utils.device import as_device_errors
-from forerun.utils.entry_file import EntryFile, key_here
-from forerun.utils.files import file_digest
+from forerun.utils.files import EntryFile, file_digest, key_here
 from forerun.utils.home import SELF_TESTS_STEM
 
 if TYPE_CHECKING:

@@ -1,9 +1,8 @@
 """The processing of logits to distributions, and the noise that tokens are drawn with."""
 
-from forerun.sampling.draw import draw_tokens, non_finite_rows, row_argmax, row_top
+from forerun.sampling.draw import TokenLogprob, draw_tokens, non_finite_rows, row_argmax, row_top, token_logprobs
 from forerun.sampling.filters import filters_only, unfiltered
 from forerun.sampling.grammar import DeadRows, SequenceConstraint
-from forerun.sampling.logprobs import TokenLogprob, token_logprobs
 from forerun.sampling.noise import NoiseKey, StepNoise, keyed_gumbel, keyed_uniform
 from forerun.sampling.pipeline import LogitsPipeline, LogitsRow, takes_argmax
 

@@ -20,7 +20,7 @@ from forerun.server.logs import LOGGER
 from forerun.server.middleware import RequestMiddleware
 from forerun.server.options import ServerOptions
 from forerun.server.service import Service
-from forerun.utils.glibc import glibc_function
+from forerun.utils.machine import glibc_function
 
 # The C library keeps freed memory, in an arena for each of several threads: after two thousand requests a process
 # holds a fifth more than it uses, and more with time. Returning it to the system takes milliseconds.

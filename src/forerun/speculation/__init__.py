@@ -2,8 +2,7 @@
 
 from forerun.speculation.acceptance import AcceptanceStats, Rates, bin_centres, bin_of
 from forerun.speculation.choose_k import AutomaticPolicy, DraftChooser, drafter_costs
-from forerun.speculation.cost_model import CostModel, LearnedCurve
-from forerun.speculation.cost_store import StoredCosts
+from forerun.speculation.cost_model import CostModel, LearnedCurve, StoredCosts
 from forerun.speculation.policy import (
     DraftOutcome,
     DraftPlan,

@@ -14,8 +14,7 @@ import numpy as np
 
 from forerun.config import MAX_NUM_DRAFT_TOKENS
 from forerun.speculation.acceptance import AcceptanceStats
-from forerun.speculation.cost_model import KINDS, CostModel, request_kind
-from forerun.speculation.cost_store import StoredCosts, costs_setting, forward_costs
+from forerun.speculation.cost_model import KINDS, CostModel, StoredCosts, costs_setting, forward_costs, request_kind
 from forerun.speculation.policy import DraftOutcome, DraftPlan, Reason, SpeculationPolicy, StepCost
 from forerun.types import Sequence
 

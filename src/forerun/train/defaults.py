@@ -10,15 +10,15 @@ from typing import Literal, get_args
 
 from forerun.errors import ConfigError
 from forerun.utils.device import DEVICES
-from forerun.utils.fields import Checked, option
+from forerun.utils.fields import Checked, check_options, option
 
 AUTO = "auto"
 FORMATS = (AUTO, "float32", "bfloat16")
 
 
 @dataclass(frozen=True, slots=True)
-class RunOptions(Checked):
-    """Options of every training run."""
+class RunOptions:
+    """Options of every training run. Raises ConfigError, see `check_options`."""
 
     seed: int = option(0, "Seed of weights, order and noise.", low=0)
     checkpoint_seconds: float = option(60.0, "Seconds of training between checkpoints.", low=0)
@@ -38,6 +38,9 @@ class RunOptions(Checked):
         above=True,
         default_text="no limit",
     )
+
+    def __post_init__(self) -> None:
+        check_options(self, ConfigError)
 
     def end(self) -> float:
         """Return when training that is begun now has to end, on the clock of time.monotonic."""

@@ -100,22 +100,15 @@ class Described:
     """A field made by `option`, with its type resolved.
 
     Attributes:
-        kind: its type without None.
+        kind: its type without None. number: the type of number that it holds, if it holds one.
         default: makes its default.
     """
 
     name: str
     kind: object
+    number: type[int] | type[float] | None
     option: Option
     default: Callable[[], object]
-
-    @property
-    def number(self) -> type[int] | type[float] | None:
-        """Return the type of number that the field holds, if it holds one."""
-        kinds = (self.kind, *get_args(self.kind)) if get_origin(self.kind) in _UNIONS else (self.kind,)
-        if int in kinds:
-            return int
-        return float if float in kinds else None
 
     @property
     def words(self) -> tuple[str, ...]:
@@ -154,11 +147,13 @@ class Described:
 def described(options: type[DataclassInstance]) -> Mapping[str, Described]:
     """Return the fields of a dataclass that `option` made, by name and in their order."""
     hints = get_type_hints(options)
-    return {
-        each.name: Described(each.name, _without_none(hints[each.name]), each.metadata[_KEY], _default_of(each))
-        for each in fields(options)
-        if _KEY in each.metadata
-    }
+    found = {}
+    for each in fields(options):
+        if _KEY in each.metadata:
+            kind = _without_none(hints[each.name])
+            number = _number_in((kind, *get_args(kind)) if get_origin(kind) in _UNIONS else (kind,))
+            found[each.name] = Described(each.name, kind, number, each.metadata[_KEY], _default_of(each))
+    return found
 
 
 def check_options(options: DataclassInstance, error: type[ConfigError]) -> None:
@@ -173,7 +168,9 @@ def check_options(options: DataclassInstance, error: type[ConfigError]) -> None:
             value = each.default()
         elif not each.accepts(value):
             raise error(f"{each.name} is {value!r}, but must be {each.expected}. {each.option.remedy}".rstrip())
-        object.__setattr__(options, each.name, _plain(value))
+        elif not isinstance(value, bool) and isinstance(value, Real):
+            value = int(value) if isinstance(value, Integral) else float(value)
+        object.__setattr__(options, each.name, value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +193,9 @@ def hinted(error: type[ConfigError]) -> Callable[[type[T]], type[T]]:
         @wraps(made)
         def init(self: T, *values: object, **given: object) -> None:
             names = described(options)  # type: ignore[arg-type]  # of dataclasses only
-            made(self, *values, **translated(given, names, error, options.__name__))
+            if not given.keys() <= names.keys():
+                given = translated(given, names, error, options.__name__)
+            made(self, *values, **given)
 
         setattr(options, made.__name__, init)
         return options
@@ -214,10 +213,10 @@ def documented(options: type[T]) -> type[T]:
     return options
 
 
-def _plain(value: object) -> object:
-    if isinstance(value, bool) or not isinstance(value, Real):
-        return value
-    return int(value) if isinstance(value, Integral) else float(value)
+def _number_in(kinds: tuple[object, ...]) -> type[int] | type[float] | None:
+    if int in kinds:
+        return int
+    return float if float in kinds else None
 
 
 def _without_none(hint: object) -> object:

@@ -1,10 +1,12 @@
-"""The machine's processor, with its instruction set and its cores, and its memory, bounded by cgroups and limits."""
+"""The machine's processor, with its instruction set and its cores, and its memory, bounded by cgroups and limits, which
+glibc keeps after it was freed."""
 
 from __future__ import annotations
 
+import ctypes
 import os
 import platform
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import cache
 from pathlib import Path, PurePosixPath
@@ -151,3 +153,20 @@ def _read(path: Path) -> str:
         return path.read_text(encoding="ascii", errors="replace")
     except OSError:
         return ""
+
+
+def glibc_function(name: str) -> Callable[..., int] | None:
+    """Return a function of glibc, of whole numbers; None with another C library."""
+    try:
+        found: Callable[..., int] = getattr(ctypes.CDLL(None), name)
+    except (OSError, TypeError, AttributeError):
+        return None
+    return found
+
+
+def return_freed_memory() -> None:
+    """Return memory that was freed to the system: glibc keeps blocks of up to 32 MB once one has been freed, and what
+    lies between others for good. Blocks for milliseconds."""
+    trim = glibc_function("malloc_trim")
+    if trim is not None:
+        trim(0)

@@ -5,14 +5,21 @@ from __future__ import annotations
 import json
 import re
 from array import array
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, wraps
 from hashlib import blake2b, sha256
 from inspect import unwrap
 from typing import Any
 
-from forerun.errors import IncompatibleDrafterError, PromptError
+from forerun.errors import IncompatibleDrafterError, PromptError, RequestError
 from forerun.utils.children import CHILDREN, TaskError, TaskLimitError
+from forerun.utils.foreign_errors import is_panic
+
+_CALLS = (
+    *("__call__", "encode", "decode", "batch_decode", "tokenize", "apply_chat_template"),
+    *("convert_ids_to_tokens", "convert_tokens_to_ids"),
+)
 
 
 def tokens_by_id(tokenizer: Any) -> dict[int, str]:
@@ -234,3 +241,28 @@ def ids_fingerprint(tokenizer: Any) -> str:
     if tokenizer is None:
         return ""
     return sha256(json.dumps(sorted(tokens_by_id(tokenizer).items())).encode()).hexdigest()
+
+
+def guarded(tokenizer: Any, place: str) -> Any:
+    """Make a Transformers tokenizer raise RequestError where the library panics, which else is no Exception.
+
+    place: its file, for messages.
+    """
+    cls = type(tokenizer)
+    calls = {name: _guarded(getattr(cls, name), place) for name in _CALLS}
+    tokenizer.__class__ = type(cls.__name__, (cls,), calls)  # its name is saved with it
+    return tokenizer
+
+
+def _guarded(call: Callable[..., Any], place: str) -> Callable[..., Any]:
+    @wraps(call)
+    def guard(*arguments: Any, **options: Any) -> Any:
+        try:
+            return call(*arguments, **options)
+        except BaseException as failure:
+            if not is_panic(failure):
+                raise
+            # nothing of its text, which may quote the request
+            raise RequestError(f"The tokenizer of {place} failed: it is damaged. Take another, or pass ids.") from None
+
+    return guard

@@ -6,8 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from forerun.kv_cache.page_pool import PagePool
-from forerun.kv_cache.prefix_tree import Page, PrefixTree
+from forerun.kv_cache.page_pool import Page, PagePool, PrefixTree
 
 
 def check_integrity(pool: Any, caches: Iterable[Any] = ()) -> None:

@@ -18,7 +18,7 @@ from forerun.kernels.cpu import native
 from forerun.kernels.cpu.library import Library
 from forerun.kernels.partition import AttentionShape
 from forerun.kernels.quantize import GROUP, QuantizedWeight, quantize_int4, quantize_int8
-from forerun.kernels.torch.quantized_linear import QuantizedLinear
+from forerun.kernels.torch.linear import QuantizedLinear
 from forerun.kv_cache import PagedCache
 from forerun.models.attention.base import LayerAttention, Layout
 from forerun.models.attention.native import NativeAttention, PathPlanner

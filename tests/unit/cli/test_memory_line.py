@@ -12,7 +12,7 @@ from forerun.cli import output
 from forerun.cli.output import LoadingProgress, log_memory_plan
 from forerun.config import MEMORY_LOG
 from forerun.models import load_model
-from forerun.models.loading.progress import progress_to
+from forerun.models.loading.weights import progress_to
 
 from .conftest import Invoke
 

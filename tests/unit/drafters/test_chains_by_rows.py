@@ -15,8 +15,7 @@ from forerun.drafters.models.base import DraftingModel
 from forerun.drafters.models.eagle.model import EagleModel
 from forerun.kernels.cpu import native
 from forerun.models import Model, Rows, load_model
-from forerun.models.draft_session_device import DeviceDraftSession
-from forerun.models.draft_session_native import NativeDraftSession
+from forerun.models.draft_session import DeviceDraftSession, NativeDraftSession
 from forerun.types import Sequence, Step
 from heads import random_head
 

@@ -10,7 +10,7 @@ import torch
 from forerun import SamplingParams
 from forerun.drafters import Binding, DraftModel, DraftTree, Staged
 from forerun.models import Model, Rows, load_model, load_tokenizer
-from forerun.models.draft_session_native import NativeDraftSession
+from forerun.models.draft_session import NativeDraftSession
 from forerun.types import Draft, Sequence, Step, Verdict
 from forerun.utils.tree import Tree
 

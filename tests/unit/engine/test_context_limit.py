@@ -18,7 +18,7 @@ from forerun.engine.memory_division import MemoryPlan
 from forerun.errors import ConfigError, ContextLengthError, NotEnoughMemoryError
 from forerun.kernels.cpu.page_layout import PAGE
 from forerun.models import identity, load_model
-from forerun.speculation.cost_store import forward_costs
+from forerun.speculation.cost_model import forward_costs
 from forerun.utils.machine import GIB
 from heads import random_head
 
@@ -32,7 +32,7 @@ NEED_NOTHING = ("suffix", "prompt-lookup", "lookahead", "recycling", "early-exit
 @pytest.fixture(autouse=True)
 def nothing_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every load calibrates."""
-    monkeypatch.setattr("forerun.speculation.cost_store._known", {})
+    monkeypatch.setattr("forerun.speculation.cost_model._known", {})
 
 
 @pytest.fixture(scope="module")

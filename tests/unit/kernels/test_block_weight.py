@@ -16,8 +16,7 @@ from forerun.kernels.block_weight import BLOCK_TYPES, BlockWeight
 from forerun.kernels.cpu.library import Library
 from forerun.kernels.cpu.linear import NativeLinear, linear_nbytes
 from forerun.kernels.quantize import GROUP, QuantizedWeight, quantize_int8, quantize_symmetric
-from forerun.kernels.torch.linear import JoinedLinear
-from forerun.kernels.torch.quantized_linear import QuantizedEmbedding, QuantizedLinear
+from forerun.kernels.torch.linear import JoinedLinear, QuantizedEmbedding, QuantizedLinear
 from forerun.models.linear import make_quantized_linear
 from kernel_cases import SCALES_AT, THREADS, blocks_of, drawn, threads
 

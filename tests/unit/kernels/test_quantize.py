@@ -13,9 +13,8 @@ from torch import Tensor
 from forerun.errors import ModelLoadError
 from forerun.kernels import quantize as quantize, quantize as quantized_weight
 from forerun.kernels.quantize import QuantizedWeight, quantize_int4, quantize_int8
-from forerun.kernels.torch.quantized_linear import QuantizedEmbedding
-from forerun.models.loading.gguf.header import read_types
-from forerun.models.loading.gguf.tensors import GgufTensor, weight_to_keep
+from forerun.kernels.torch.linear import QuantizedEmbedding
+from forerun.models.loading.gguf.file import GgufTensor, read_types, weight_to_keep
 from gguf_files import pack
 
 QUANTISE: dict[str, Callable[..., QuantizedWeight]] = {"int8": quantize_int8, "int4": quantize_int4}

@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 
 from forerun.kernels.quantize import QuantizedWeight, activation_limit, quantize_int4, quantize_int8, quantize_symmetric
-from forerun.kernels.torch import quantized_linear as quantized_linear
-from forerun.kernels.torch.linear import JoinedLinear
-from forerun.kernels.torch.quantized_linear import QuantizedLinear
+from forerun.kernels.torch import linear as quantized_linear
+from forerun.kernels.torch.linear import JoinedLinear, QuantizedLinear
 
 IMPLEMENTATIONS: dict[str, Callable[[QuantizedWeight, Tensor | None], QuantizedLinear]] = {"reference": QuantizedLinear}
 SHAPES = [(16, 32), (5, 1), (33, 31), (48, 97), (7, 1025), (12, 3000)]

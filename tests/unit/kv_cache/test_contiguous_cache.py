@@ -3,7 +3,8 @@
 import torch
 
 from forerun.kernels.partition import KV_BLOCK
-from forerun.kv_cache import ContiguousCache, PagePool
+from forerun.kv_cache import PagePool
+from forerun.kv_cache.contiguous import ContiguousCache
 
 HEADS, LAYERS = 2, 3
 SHAPES = [(HEADS, 4, 2)] * LAYERS

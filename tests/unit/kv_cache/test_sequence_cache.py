@@ -12,7 +12,8 @@ from hypothesis import given, settings, strategies as st
 from forerun.kernels.cpu.page_layout import PAGE, PageLayout
 from forerun.kernels.partition import KV_BLOCK
 from forerun.kernels.quantize import quantize_symmetric
-from forerun.kv_cache import ContiguousCache, PagedCache, PagePool, SequenceCache, bytes_per_page
+from forerun.kv_cache import PagedCache, PagePool, SequenceCache
+from forerun.kv_cache.contiguous import ContiguousCache, bytes_per_page
 
 HEADS, WIDTH, LAYERS = 2, 4, 3
 Make = Callable[[Sequence[tuple[int, int, int]]], SequenceCache]

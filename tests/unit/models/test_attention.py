@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from forerun.kernels.partition import KV_BLOCK, AttentionShape
-from forerun.kv_cache import ContiguousCache, PagePool
+from forerun.kv_cache import PagePool
+from forerun.kv_cache.contiguous import ContiguousCache
 from forerun.models import Rows
 from forerun.models.attention.base import LayerAttention
 from forerun.models.attention.reference import ReferenceAttention, SegmentPlanner

@@ -11,8 +11,7 @@ import torch
 from families import make_family
 from forerun.drafters.models.eagle.model import EagleModel
 from forerun.models import LanguageModel, Rows, load_model
-from forerun.models.draft_session import Pick
-from forerun.models.draft_session_device import ROWS_AHEAD_WITH_PROBABILITIES, DeviceDraftSession
+from forerun.models.draft_session import ROWS_AHEAD_WITH_PROBABILITIES, DeviceDraftSession, Pick
 from heads import random_head
 
 FIRST = [[7, 8], [9]]

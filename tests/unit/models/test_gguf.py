@@ -18,7 +18,7 @@ from forerun import LLM, SamplingParams
 from forerun.errors import ModelLoadError, UnsupportedModelError
 from forerun.models import Rows, load_draft_model, load_model, load_transformers_model
 from forerun.models.fused.decoder import FusedDecoder
-from forerun.models.loading.gguf.header import read_types
+from forerun.models.loading.gguf.file import read_types
 from gguf_files import TINY, write_gguf
 
 VOCAB = 48

@@ -21,7 +21,7 @@ from forerun.kernels.cpu import native
 from forerun.models import Rows, load_model, load_transformers_model
 from forerun.models.base import identity
 from forerun.models.fused.native import NativeDecoder
-from forerun.models.loading.progress import progress_to
+from forerun.models.loading.weights import progress_to
 from gguf_files import TINY, write_gguf
 from heads import random_head
 

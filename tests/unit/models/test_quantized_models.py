@@ -17,8 +17,7 @@ from forerun.errors import ConfigError, ModelLoadError
 from forerun.export.quantized import export_quantized
 from forerun.kernels.cpu import native
 from forerun.kernels.quantize import quantize_int4, quantize_int8
-from forerun.kernels.torch.linear import JoinedLinear
-from forerun.kernels.torch.quantized_linear import QuantizedEmbedding, QuantizedLinear
+from forerun.kernels.torch.linear import JoinedLinear, QuantizedEmbedding, QuantizedLinear
 from forerun.models import Model, Rows, identity, load_model, number_format
 from forerun.models.families.table import spec_of
 from forerun.models.fused.decoder import FusedDecoder

@@ -17,7 +17,7 @@ from forerun.config import COST_CACHE_VARIABLE
 from forerun.kernels.cpu import native
 from forerun.models import Model, Rows, load_model, self_test
 from forerun.models.fused.native import NativeDecoder
-from forerun.utils import entry_file
+from forerun.utils import files as entry_file
 from forerun.utils.home import HOME_VARIABLE
 from kernel_cases import threads, using
 

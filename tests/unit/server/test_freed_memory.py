@@ -14,7 +14,7 @@ import pytest
 
 from forerun.server import run as freed_memory
 from forerun.server.run import FreedMemory
-from forerun.utils import glibc
+from forerun.utils import machine
 from serving import LIMIT, fake_llm, serving, until
 
 
@@ -41,7 +41,7 @@ def test_only_after_requests_and_not_too_often(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_another_c_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(glibc.ctypes, "CDLL", lambda _: object())
+    monkeypatch.setattr(machine.ctypes, "CDLL", lambda _: object())
     memory = FreedMemory()
     memory._last = -math.inf
     memory.tick(1)

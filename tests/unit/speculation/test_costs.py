@@ -14,9 +14,9 @@ import pytest
 
 from forerun.config import COST_CACHE_VARIABLE
 from forerun.errors import ConfigError
-from forerun.speculation import CostModel, StoredCosts, cost_store
+from forerun.speculation import CostModel, StoredCosts, cost_model
 from forerun.speculation.cost_model import LearnedCurve, bucket, rounded_rows
-from forerun.utils import entry_file
+from forerun.utils import files as entry_file
 from forerun.utils.files import locked
 from forerun.utils.home import HOME_VARIABLE
 
@@ -137,7 +137,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv(COST_CACHE_VARIABLE, "1")
     monkeypatch.delenv(HOME_VARIABLE, raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(cost_store, "_known", {})
+    monkeypatch.setattr(cost_model, "_known", {})
     monkeypatch.setattr(entry_file, "_warned", set())
     return tmp_path / "forerun" / "costs-4.json"
 
@@ -149,7 +149,7 @@ def test_costs_outlive_the_process(home: Path, monkeypatch: pytest.MonkeyPatch) 
     first.save()
     StoredCosts(("target", "another")).save()
     assert [file.name for file in home.parent.iterdir()] == ["costs-4.json"]
-    monkeypatch.setattr(cost_store, "_known", {})
+    monkeypatch.setattr(cost_model, "_known", {})
     assert StoredCosts(("target", "drafter")).costs.largest_draft == 3
     assert StoredCosts(("other target", "drafter")).costs.largest_draft == 0
 
@@ -183,7 +183,7 @@ def test_a_spoilt_entry_is_nothing_known(home: Path, state: object, monkeypatch:
     content = json.loads(home.read_text())
     content["entries"] = dict.fromkeys(content["entries"], state)
     home.write_text(json.dumps(content))
-    monkeypatch.setattr(cost_store, "_known", {})
+    monkeypatch.setattr(cost_model, "_known", {})
     costs = StoredCosts(("a",)).costs
     assert costs.largest_draft == 0 and costs.target("greedy", 1, 0) is None
 
@@ -217,7 +217,7 @@ def test_a_damaged_entry_is_left_out_and_not_saved_back(
     assert old in SOUND
     bad = SOUND.replace(old, new, 1)
     home.write_text(f'{{"version": 4, "entries": {{"{damaged}": {bad}, "{sound}": {SOUND}}}}}')
-    monkeypatch.setattr(cost_store, "_known", {})
+    monkeypatch.setattr(cost_model, "_known", {})
     assert StoredCosts(("sound",)).costs.largest_draft == 2
     assert StoredCosts(("damaged",)).costs.largest_draft == 0
     StoredCosts(("sound",)).save()
@@ -260,7 +260,7 @@ def test_any_damage_leaves_costs_that_can_be_used(home: Path, monkeypatch: pytes
         for _ in range(draw.randrange(1, 4)):
             content[draw.randrange(len(content))] = draw.choice(b'0123456789eE-+.,:[]{}"NaInfity\x00\xff')
         home.write_bytes(content[: draw.randrange(len(content))] if draw.random() < 0.2 else content)
-        monkeypatch.setattr(cost_store, "_known", {})
+        monkeypatch.setattr(cost_model, "_known", {})
         again = StoredCosts(("a",))
         target = again.costs.target("greedy", 1, 200.0, 8)
         assert target is None or (np.isfinite(target).all() and (target > 0).all())
@@ -306,13 +306,13 @@ def test_a_relative_cache_folder_is_ignored(home: Path, tmp_path: Path, monkeypa
     monkeypatch.setenv("HOME", str(tmp_path / "user"))
     for folder in ("cache", "./cache", ""):
         monkeypatch.setenv("XDG_CACHE_HOME", folder)
-        assert cost_store.FILE.path() == tmp_path / "user" / ".cache" / "forerun" / "costs-4.json"
+        assert cost_model.FILE.path() == tmp_path / "user" / ".cache" / "forerun" / "costs-4.json"
     StoredCosts(("a",)).save()
     assert [each.name for each in tmp_path.iterdir()] == ["user"]
     monkeypatch.setenv(HOME_VARIABLE, "elsewhere")
-    assert cost_store.FILE.path() == tmp_path / "elsewhere" / "costs-4.json"
+    assert cost_model.FILE.path() == tmp_path / "elsewhere" / "costs-4.json"
     monkeypatch.setenv(HOME_VARIABLE, "~/mine")
-    assert cost_store.FILE.path() == tmp_path / "user" / "mine" / "costs-4.json"
+    assert cost_model.FILE.path() == tmp_path / "user" / "mine" / "costs-4.json"
 
 
 def test_a_switch_that_is_none_is_refused(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

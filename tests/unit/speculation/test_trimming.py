@@ -17,7 +17,7 @@ from forerun.kernels.cpu import native
 from forerun.models import LanguageModel, identity, load_model
 from forerun.sampling import row_top
 from forerun.speculation import CostModel, DraftOutcome, StepCost, TrimmingPolicy
-from forerun.speculation.cost_store import forward_costs
+from forerun.speculation.cost_model import forward_costs
 from forerun.speculation.trimming import MOST_REST, PATIENCE, VAIN
 from forerun.types import Draft, Sequence, Verdict
 from forerun.utils.home import HOME_VARIABLE
@@ -120,7 +120,7 @@ def test_the_shape_of_timed_forwards_is_known_before_the_first_draft() -> None:
 
 
 def test_forwards_are_timed_once(target: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("forerun.speculation.cost_store._known", {})
+    monkeypatch.setattr("forerun.speculation.cost_model._known", {})
     calibrate(target)
     costs = forward_costs(identity(target)).costs
     assert all(costs._target["greedy", 1].weight(rows) > 0 for rows in CALIBRATION_ROWS[:3])
@@ -136,7 +136,7 @@ def test_what_a_busy_machine_has_measured_is_measured_again(
     monkeypatch.setenv(HOME_VARIABLE, str(tmp_path))
 
     def begin() -> None:
-        monkeypatch.setattr("forerun.speculation.cost_store._known", {})
+        monkeypatch.setattr("forerun.speculation.cost_model._known", {})
 
     begin()
     seconds = {1: [(1.0, 0), (9.0, 0)], 5: [(2.0, 0)]}

@@ -6,7 +6,7 @@ import ctypes
 import os
 from ctypes import Structure, c_float, c_int32, c_int64, c_void_p
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -112,6 +112,8 @@ class Library:
             function = getattr(functions, name)
             function.restype = result
             function.argtypes = arguments
+            if not hasattr(Library, attribute := name.removeprefix("forerun_")):
+                setattr(self, attribute, function)
         for name in _COMPUTING:
             getattr(functions, f"forerun_{name}").errcheck = _check
         self.best = _LEVELS[functions.forerun_best_instructions()]
@@ -141,9 +143,10 @@ class Library:
             raise ConfigError(f"{INSTRUCTIONS_VARIABLE} is {chosen!r}, which this processor lacks. Unset it.")
         return library
 
-    def __getattr__(self, name: str) -> Any:
-        """Return the function forerun_NAME of csrc/forerun.h."""
-        return getattr(self._functions, f"forerun_{name}")
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Return the function forerun_NAME of csrc/forerun.h."""
 
     @property
     def instructions(self) -> str:

@@ -1,7 +1,7 @@
 """The matrix product of the native kernels: weights of 32, 16, 8 or 4 bits, read from memory once per step.
 
 A row's result does not depend on the other rows, whatever their number. Float weights are multiplied with float32
-activations, even and odd inputs apart, each in order; quantized weights as `kernels/torch/quantized_linear.py` defines.
+activations, even and odd inputs apart, each in order; quantized weights as `kernels/torch/linear.py` defines.
 """
 
 from __future__ import annotations

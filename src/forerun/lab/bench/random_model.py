@@ -20,7 +20,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 from forerun.config import QUANTISATIONS
 from forerun.errors import ConfigError
 from forerun.models.families.tensor_names import EMBEDDING, HEAD
-from forerun.models.loading.gguf import SUFFIX
+from forerun.models.loading.folder import GGUF_SUFFIX
 from forerun.models.loading.gguf.token_list import NAMED, PREFIX, TOKENS, TYPES, TokenType
 from forerun.models.loading.gguf.tokenizer import MODEL, PRE_TOKENIZER
 
@@ -81,7 +81,7 @@ def opened(model: str, number_format: str, say: Callable[[str], None] = lambda _
     if name not in SHAPES:
         raise ConfigError(f"The model is {model!r}, but the shapes are {', '.join(SHAPES)}. Give {RANDOM} and one.")
     with TemporaryDirectory(prefix="forerun-bench-", ignore_cleanup_errors=True) as folder:
-        path = Path(folder) / f"{name}-{number_format}{SUFFIX}"
+        path = Path(folder) / f"{name}-{number_format}{GGUF_SUFFIX}"
         say(f"writing {path.name}")
         try:
             write_random(path, SHAPES[name], number_format)

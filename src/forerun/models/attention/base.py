@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
@@ -12,10 +12,14 @@ from torch import Tensor
 from forerun.kernels.partition import AttentionShape, PathPlan
 from forerun.kv_cache import PagePool, SequenceCache
 from forerun.kv_cache.recurrent_state import StateMaker
-from forerun.models.attention.segment_plan import SegmentPlan, View
 from forerun.types import Cache
 
-Plan = SegmentPlan | PathPlan
+if TYPE_CHECKING:
+    from forerun.models.attention.segment_plan import SegmentPlan
+
+View = tuple[int, int | None]
+"""Query heads per key head, and window: what a layer's masks depend on."""
+Plan: TypeAlias = "SegmentPlan | PathPlan"
 """The plan of a forward: of the PyTorch reference, or of the native and Triton kernels."""
 
 ATTENTION_NAME = "forerun"

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from forerun.kernels.partition import KV_BLOCK, MIN_ROWS, AttentionShape, tails
 from forerun.kernels.torch.attention import attend
-from forerun.kv_cache import ContiguousCache, PagePool, bytes_per_page
+from forerun.kv_cache import PagePool
+from forerun.kv_cache.contiguous import ContiguousCache, bytes_per_page
 from forerun.kv_cache.recurrent_state import StateMaker
 from forerun.models.attention.base import LayerAttention, Layout, PackedRows, cache_of
 from forerun.models.attention.segment_plan import Segment, SegmentPlan, StoredKeys, Views, Write, repeat_last

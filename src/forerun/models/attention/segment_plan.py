@@ -9,9 +9,7 @@ import torch
 from torch import Tensor
 
 from forerun.kernels.partition import KV_BLOCK, MIN_ROWS, Partition, spans_of
-
-View = tuple[int, int | None]
-"""Query heads per key head, and window: what a layer's masks depend on."""
+from forerun.models.attention.base import View
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from forerun.kernels.partition import KV_BLOCK, KV_TAIL, MAX_LANES, Partition, tails
-from forerun.models.attention.segment_plan import Segment, TreeColumns, View, Views
+from forerun.models.attention.base import View
+from forerun.models.attention.segment_plan import Segment, TreeColumns, Views
 from forerun.utils.tree import Tree
 
 Path = list[int]

@@ -44,7 +44,8 @@ from forerun.utils.json_file import REQUIRED, Fields
 
 _ONE_NORM = {"input_norm": "input_layernorm", "mlp_norm": "input_layernorm"}
 """Of layers whose attention and feed-forward layer read the same rows."""
-_BEHIND = {"attention_norm": "post_attention_layernorm", "feed_norm": "post_feedforward_layernorm"}
+BEHIND = {"attention_norm": "post_attention_layernorm", "feed_norm": "post_feedforward_layernorm"}
+"""Norms of OLMo 2 and its successors, of what attention and feed-forward layer add."""
 _NOT_GATED = {"gate": None}
 _GATE_UP = {"gate": "mlp.gate_up_proj", "up": "mlp.gate_up_proj"}
 
@@ -154,13 +155,13 @@ def _olmo(config: Any) -> DecoderSpec:
 
 def _olmo2(config: Any) -> DecoderSpec:
     own = attention(config, HEAD_NORMS, biases=biases_of(config, "attention_bias"), has_wide_norms=True)
-    return decoder(config, layer(config, own, feed_forward(config), _BEHIND))
+    return decoder(config, layer(config, own, feed_forward(config), BEHIND))
 
 
 def _exaone4(config: Any) -> DecoderSpec:
     windows = layer_windows(config)
     turned = [config.sliding_window is None or window is not None for window in windows]
-    return decoder(config, layer(config, attention(config, HEAD_NORMS), feed_forward(config), _BEHIND), turned=turned)
+    return decoder(config, layer(config, attention(config, HEAD_NORMS), feed_forward(config), BEHIND), turned=turned)
 
 
 def cohere_layer(config: Any, feed: AnyFeedForward) -> LayerSpec:

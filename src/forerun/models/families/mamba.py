@@ -327,7 +327,8 @@ def _read_nemotron_h(fields: Fields, width: int, tensors: Mapping[str, Any]) -> 
     for heads, wide in zip(read_by_layer(fields, KEY_HEADS), read_by_layer(fields, WIDTH), strict=True):
         if heads and wide:
             refuse(fields, f"a layer has {KEY_HEADS} and {WIDTH}")
-        kinds.append("full_attention" if heads else "mlp" if wide else "linear_attention")
+        feeds = "mlp" if wide else "linear_attention"
+        kinds.append("full_attention" if heads else feeds)
     return {
         "layer_types": kinds,
         "mamba_num_heads": state["time_step_rank"],

@@ -45,11 +45,11 @@ from forerun.models.families.gguf_keys import (
     refuse,
     shared_count,
 )
-from forerun.models.families.llama import cohere_layer, granite, granite_attention, hunyuan
+from forerun.models.families.llama import BEHIND, cohere_layer, granite, granite_attention, hunyuan
 from forerun.models.spec.attention import HEAD_NORMS, QKV, AnyAttention
 from forerun.models.spec.decoder import DecoderSpec, Norms, Output
 from forerun.models.spec.feed_forward import EXPERT, AnyFeedForward, Experts
-from forerun.models.spec.layer import LayerSpec
+from forerun.models.spec.layer import LLAMA_NORMS, LayerSpec
 from forerun.utils.json_file import REQUIRED, Fields
 
 _OF_MIXTRAL = {"block_sparse_moe.": "mlp.", ".w1.": ".gate_proj.", ".w2.": ".down_proj.", ".w3.": ".up_proj."}
@@ -175,7 +175,7 @@ def _qwen3_moe(config: Any) -> DecoderSpec:
     return _qwen_moe(config, attention(config, HEAD_NORMS, biases=biases_of(config, "attention_bias")))
 
 
-def _olmoe(config: Any) -> DecoderSpec:
+def _olmoe(config: Any, norms: Mapping[str, str] = LLAMA_NORMS) -> DecoderSpec:
     experts = mixture(
         config,
         num_experts=config.num_experts,
@@ -183,7 +183,11 @@ def _olmoe(config: Any) -> DecoderSpec:
         norm_topk_prob=config.norm_topk_prob,
     )
     own = attention(config, HEAD_NORMS, biases=biases_of(config, "attention_bias"), has_wide_norms=True)
-    return decoder(config, layer(config, own, experts))
+    return decoder(config, layer(config, own, experts, norms))
+
+
+def _flex_olmo(config: Any) -> DecoderSpec:
+    return _olmoe(config, BEHIND)
 
 
 def granite_experts(config: Any) -> tuple[Experts, dict[str, str]]:
@@ -344,6 +348,7 @@ MOE_FAMILIES: Mapping[str, Callable[[Any], DecoderSpec]] = {
     "dots1": _dots1,
     "ernie4_5_moe": _ernie4_5_moe,
     "exaone_moe": _exaone_moe,
+    "flex_olmo": _flex_olmo,
     "glm4_moe": _glm4_moe,
     "gpt_oss": _gpt_oss,
     "granitemoe": _granitemoe,

@@ -29,12 +29,14 @@ from forerun.models.fused.parts import (
     PerLayerInputRows,
     attention_shape,
     attentions_of,
+    numbers_of,
     parts_of,
+    state_layout,
     table_and_product,
     xielu_params,
 )
-from forerun.models.fused.recurrence import RecurrentLayer, numbers_of, state_layout
-from forerun.models.linear import FloatMaker, Linear, LinearPart, Maker, at_path, make_linear, of_rows, tensors_of
+from forerun.models.fused.recurrence import RecurrentLayer
+from forerun.models.linear import FloatMaker, Linear, LinearPart, Maker, at_path, make_linear, module_tensors, of_rows
 from forerun.models.rope import RotaryEmbedding, apply_rotary
 from forerun.models.spec.attention import AnyAttention, Attention, LatentAttention
 from forerun.models.spec.decoder import DecoderSpec
@@ -274,7 +276,7 @@ class FusedDecoder(LayerRangeDecoder):
             elif isinstance(part, Tensor):
                 yield name, part
             elif isinstance(part, nn.Module):
-                yield from tensors_of(part, name + ".")
+                yield from module_tensors(part, name + ".")
 
     def _attended(self, layer: _Layer, own: AnyAttention, h: Tensor, layout: Layout, cos_sin: list[Tensor]) -> Tensor:
         """Return what a layer's attention gives, [T, heads * D]. h: what it reads."""

@@ -38,19 +38,19 @@ from forerun.kv_cache.recurrent_state import RecordedState, StateMaker
 from forerun.models.attention.base import Layout, PackedRows
 from forerun.models.attention.native import PathPlanner, rows_struct
 from forerun.models.base import HiddenStateOutputs, LayerRangeDecoder
-from forerun.models.draft_session import DraftSession, Pick
-from forerun.models.draft_session_native import NativeDraftSession
+from forerun.models.draft_session import DraftSession, NativeDraftSession, Pick
 from forerun.models.families.table import frequencies, spec_in
 from forerun.models.fused.experts import bias_of, router_norm_of, take_apart
 from forerun.models.fused.parts import (
     PerLayerInputRows,
     attentions_of,
+    numbers_of,
     parts_of,
+    state_layout,
     table_and_product,
     weights_by_head,
     xielu_params,
 )
-from forerun.models.fused.recurrence import numbers_of, state_layout
 from forerun.models.linear import LinearPart, Maker, at_path, of_rows
 from forerun.models.rope import CosSinTables
 from forerun.models.spec.attention import Attention, LatentAttention
@@ -247,7 +247,7 @@ class NativeDecoder(LayerRangeDecoder):
         """Return the logits of the requested rows, [R, V], from the output of the last layer or, to exit early, any
         other (`LayerRangeDecoder.head`)."""
         x = layout.select_logit_rows(x).to(torch.float32, copy=True).contiguous()
-        logits = torch.empty(len(x), self.num_outputs)
+        logits = torch.empty(len(x), self.struct.head.out_features)
         self.library.head(ctypes.byref(self.struct), len(x), x.data_ptr(), logits.data_ptr(), torch.get_num_threads())
         return logits
 

@@ -1,5 +1,5 @@
-"""What the decoders in PyTorch and by native kernels share: products from their parts, attentions, and the inputs that
-tokens give layers beside their embedding."""
+"""What the decoders in PyTorch and by native kernels share: products from their parts, attentions, recurrences,
+and the inputs that tokens give layers beside their embedding."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from forerun.kernels.partition import AttentionShape
+from forerun.kv_cache.recurrent_state import StateLayout
 from forerun.models.attention.base import LayerAttention
 from forerun.models.linear import Linear, LinearPart, at_path, of_rows
 from forerun.models.spec.attention import AnyAttention, Attention, LatentAttention
 from forerun.models.spec.decoder import DecoderSpec, PerLayerInputs, keeps_keys
 from forerun.models.spec.layer import LayerSpec
+from forerun.models.spec.recurrence import Recurrence
 
 
 def attention_shape(own: AnyAttention, layer: Any = None) -> AttentionShape:
@@ -73,6 +75,33 @@ def xielu_params(module: Any) -> Tensor:
     and of negative numbers, beta."""
     above, below, beta = (each.detach().double().reshape(()) for each in (module.alpha_p, module.alpha_n, module.beta))
     return torch.stack([F.softplus(above), beta + F.softplus(below), beta])
+
+
+def state_layout(spec: DecoderSpec) -> StateLayout | None:
+    """Return the sizes of a decoder's states; None if no layer is recurrent."""
+    count = sum(layer.recurrence is not None for layer in spec.layers)
+    shape = spec.recurrence
+    return StateLayout(count * shape.state_size, count * shape.record_size) if shape is not None else None
+
+
+def numbers_of(shape: Recurrence, layer: Any) -> dict[str, Tensor]:
+    """Return the parameters of a layer's recurrence, float64 or float32: "conv1d" [conv_kernel, channels], and where
+    there are any "conv1d_bias" [channels], "A_log" (as -exp of it), "dt_bias", "D" [heads] and "norm" [heads *
+    value_width]."""
+    found: dict[str, Tensor] = {}
+    for name, path in shape.parameters.items():
+        part = at_path(layer, path)
+        if name == "conv1d":
+            found[name] = part.weight.detach().reshape(shape.channels, shape.conv_kernel).T
+            if shape.scales:  # the convolution is linear
+                found[name] = found[name].double() * shape.channel_scales.to(found[name].device)
+            if part.bias is not None:
+                found["conv1d_bias"] = part.bias.detach()
+        elif name == "norm":
+            found[name] = part.weight.detach().repeat(shape.heads if shape.norms_each else 1)
+        else:
+            found[name] = -part.detach().double().exp() if name == "A_log" else part.detach()
+    return found
 
 
 def table_and_product(spec: DecoderSpec, shape: PerLayerInputs, base: Any) -> list[LinearPart]:

@@ -3,48 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from forerun.kernels.torch.elementwise import rms_norm, silu
-from forerun.kv_cache.recurrent_state import RowStates, StateLayout
+from forerun.kv_cache.recurrent_state import RowStates
 from forerun.models.attention.base import PackedRows
-from forerun.models.linear import Linear, at_path
-from forerun.models.spec.decoder import DecoderSpec
+from forerun.models.linear import Linear
 from forerun.models.spec.recurrence import RECURRENT_ROLES, Recurrence
 
 _EPS = 1e-6
 """Of the length of queries and keys."""
-
-
-def state_layout(spec: DecoderSpec) -> StateLayout | None:
-    """Return the sizes of a decoder's states; None if no layer is recurrent."""
-    count = sum(layer.recurrence is not None for layer in spec.layers)
-    shape = spec.recurrence
-    return StateLayout(count * shape.state_size, count * shape.record_size) if shape is not None else None
-
-
-def numbers_of(shape: Recurrence, layer: Any) -> dict[str, Tensor]:
-    """Return the parameters of a layer's recurrence, float64 or float32: "conv1d" [conv_kernel, channels], and where
-    there are any "conv1d_bias" [channels], "A_log" (as -exp of it), "dt_bias", "D" [heads] and "norm" [heads *
-    value_width]."""
-    found: dict[str, Tensor] = {}
-    for name, path in shape.parameters.items():
-        part = at_path(layer, path)
-        if name == "conv1d":
-            found[name] = part.weight.detach().reshape(shape.channels, shape.conv_kernel).T
-            if shape.scales:  # the convolution is linear
-                found[name] = found[name].double() * shape.channel_scales.to(found[name].device)
-            if part.bias is not None:
-                found["conv1d_bias"] = part.bias.detach()
-        elif name == "norm":
-            found[name] = part.weight.detach().repeat(shape.heads if shape.norms_each else 1)
-        else:
-            found[name] = -part.detach().double().exp() if name == "A_log" else part.detach()
-    return found
 
 
 class RecurrentLayer:

@@ -20,7 +20,7 @@ from forerun.config import KERNELS_VARIABLE
 from forerun.errors import UnsupportedModelError
 from forerun.kernels.partition import AttentionShape
 from forerun.kernels.quantize import QuantizedWeight
-from forerun.kernels.torch.quantized_linear import QuantizedEmbedding
+from forerun.kernels.torch.linear import QuantizedEmbedding
 from forerun.kernels.triton.linear import FloatProduct, Product
 from forerun.kernels.triton.quantized_linear import ActivationBuffers, quantized_product
 from forerun.kernels.triton.rotation import RotationTables

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from forerun.kernels.torch.quantized_linear import QuantizedEmbedding
+from forerun.kernels.torch.linear import QuantizedEmbedding
 from forerun.kernels.triton.attention import PartialResults, attend_pages
 from forerun.kernels.triton.elementwise import add_and_norm, gated
 from forerun.kernels.triton.linear import Product, add_splits

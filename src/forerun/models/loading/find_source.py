@@ -9,9 +9,17 @@ from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
 from forerun.errors import ModelLoadError
-from forerun.models.loading.folder import CONFIG, ModelFolder, cached_folder, download_file, local_path
+from forerun.models.loading.folder import (
+    CONFIG,
+    GGUF_SUFFIX,
+    ModelFolder,
+    cached_folder,
+    download_file,
+    is_gguf,
+    local_path,
+    part_paths,
+)
 from forerun.models.loading.folder_source import FolderSource
-from forerun.models.loading.gguf import SUFFIX, is_gguf, part_paths
 from forerun.models.loading.source import ModelSource
 from forerun.utils import fetch as store
 from forerun.utils.deferred import DeferredModule
@@ -49,7 +57,8 @@ def find_source(name: str | Path) -> ModelSource:
     if is_gguf(path):
         if not any(part.exists() for part in part_paths(path)):
             raise ModelLoadError(
-                f"model file {name} does not exist. Give a .gguf file, or one of a hub id as OWNER/NAME:FILE{SUFFIX}."
+                f"model file {name} does not exist. Give a .gguf file, or one of a hub id as "
+                f"OWNER/NAME:FILE{GGUF_SUFFIX}."
             )
         return _of_file(text, path)
     folder = ModelFolder.find(name)
@@ -63,7 +72,7 @@ def find_source(name: str | Path) -> ModelSource:
 def gguf_models(paths: Iterable[Path]) -> list[Path]:
     """Return the GGUF models among files, of those in parts the first part. Encoders of pictures and sounds, which
     llama.cpp calls mmproj, are none."""
-    files = (path for path in paths if path.suffix.lower() == SUFFIX and not path.is_dir())
+    files = (path for path in paths if path.suffix.lower() == GGUF_SUFFIX and not path.is_dir())
     return sorted({part_paths(path)[0] for path in files if "mmproj" not in path.name.lower()})
 
 
@@ -79,7 +88,7 @@ def _on_hub(hub_id: str, which: str) -> Path:
     """Return the path of a GGUF model in the cache of a hub id, by its file's name or by its quantization. A file that
     is not there is fetched, with the other parts of its model."""
     folder = cached_folder(hub_id)
-    if which.lower().endswith(SUFFIX):
+    if which.lower().endswith(GGUF_SUFFIX):
         parts = [str(part) for part in part_paths(Path(which))]
         first, *_ = (
             folder / part if folder and (folder / part).exists() else download_file(hub_id, part) for part in parts
@@ -92,7 +101,7 @@ def _on_hub(hub_id: str, which: str) -> Path:
         there = ", ".join(path.name for path in files[:16]) or "none"
         raise ModelLoadError(
             f"{hub_id}:{which}: the hub's cache on this machine has no GGUF file of that name or quantization of "
-            f"{hub_id} (it has {there}). Give the file, which is then fetched: {hub_id}:FILE{SUFFIX}."
+            f"{hub_id} (it has {there}). Give the file, which is then fetched: {hub_id}:FILE{GGUF_SUFFIX}."
         )
     return _only(found, f"{hub_id}:{which}")
 

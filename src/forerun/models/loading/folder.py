@@ -1,4 +1,5 @@
-"""A model's folder before Transformers reads it: its location, its JSON files, and the files of its weights.
+"""A model's folder before Transformers reads it: its location, its JSON files, and the files of its weights; and the
+paths of GGUF files.
 
 The folder of a hub id is the hub's cache. Only JSON, tokenizers, templates and safetensors are fetched: no code and no
 pickles.
@@ -6,7 +7,9 @@ pickles.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -15,8 +18,11 @@ from forerun.config import BUNDLED_MODELS
 from forerun.errors import ModelLoadError, UnsupportedModelError
 from forerun.utils import fetch as store
 from forerun.utils.foreign_errors import REMEDY, as_load_errors
-from forerun.utils.json_file import Fields
+from forerun.utils.json_file import Fields, open_regular
 
+GGUF_SUFFIX = ".gguf"
+GGUF_MAGIC = b"GGUF"
+_GGUF_PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$", re.IGNORECASE)
 _REMEDY = "Check its name and the network."
 _SUBFOLDERS = ("[!a]*/*", "a/*", "a[!d]*/*", "*/*/*")
 """Patterns cannot make an exception: all subfolders but those that begin as additional_chat_templates does."""
@@ -227,3 +233,25 @@ class ModelFolder:
                 "Transformers'. Most of Mistral's repositories hold config.json and model*.safetensors too: download "
                 "these, or take a GGUF file of the model."
             )
+
+
+def is_gguf(path: Path) -> bool:
+    """Return whether a path is called a GGUF file, or is a file that begins as one: those in a store of blobs have no
+    extension."""
+    if path.suffix.lower() == GGUF_SUFFIX:
+        return not path.is_dir()
+    with suppress(OSError, ValueError), open_regular(path) as file:
+        return file.read(len(GGUF_MAGIC)) == GGUF_MAGIC
+    return False  # a folder, nothing, a pipe, or no path
+
+
+def part_paths(path: Path) -> list[Path]:
+    """Return the paths of all parts of a model, the first one first, whether they exist or not: those that the name of
+    one, NAME-00002-of-00003.gguf, speaks of; for any other name, the path."""
+    named = _GGUF_PART.search(path.name)
+    if named is None or not 1 <= int(named[1]) <= int(named[2]):
+        return [path]
+    stem = path.name[: named.start()]
+    count = named[2]
+    suffix = path.suffix
+    return [path.with_name(f"{stem}-{number:05}-of-{count}{suffix}") for number in range(1, int(count) + 1)]

@@ -26,11 +26,10 @@ from forerun.models.families.table import description_of
 from forerun.models.loading.configuration import context_length, refuse_unservable
 from forerun.models.loading.find_source import find_source
 from forerun.models.loading.fused_modules import read_fused
-from forerun.models.loading.progress import count_reads
 from forerun.models.loading.source import ModelSource
 from forerun.models.loading.transformers_modules import foreign_attention, move_to_device, read_model, round_parameters
 from forerun.models.loading.weight_maker import WeightMaker, matrices, stored_numbers, streamed
-from forerun.models.loading.weights import Checkpoint
+from forerun.models.loading.weights import Checkpoint, count_reads
 from forerun.models.model import Model, first_non_finite_tensor
 from forerun.models.self_test import probe, self_test
 from forerun.models.spec.decoder import DecoderSpec
@@ -38,8 +37,8 @@ from forerun.models.weight_plan import WeightPlan, check_dtype, check_quantizati
 from forerun.utils.deferred import DeferredModule
 from forerun.utils.device import raise_own, resolve_device
 from forerun.utils.foreign_errors import as_memory_errors, reason
-from forerun.utils.glibc import return_freed_memory
 from forerun.utils.home import home
+from forerun.utils.machine import return_freed_memory
 
 if TYPE_CHECKING:
     from forerun.models import general
@@ -251,7 +250,8 @@ def _load(
     )
     hf, maker = WeightReader(source, config, spec, plan, adapter).read()
     try:
-        hf = move_to_device(hf, target_device)
+        if target_device.type != "cpu":
+            hf = move_to_device(hf, target_device)
         ends = source.eos_token_ids(config)
         tokens = source.output_tokens(config)
         model = _assemble(hf, source.name, plan, maker, ends, tokens, kv_cache_dtype, spec=spec)

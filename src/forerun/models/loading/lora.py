@@ -17,9 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from forerun.errors import ConfigError, ModelLoadError, UnsupportedModelError
-from forerun.models.loading.container_names import text_name, text_names
 from forerun.models.loading.folder import ModelFolder, local_path
-from forerun.models.loading.folder_source import FolderSource
+from forerun.models.loading.folder_source import FolderSource, text_name, text_names
 from forerun.models.loading.transformers_modules import round_parameters
 from forerun.models.spec.decoder import DecoderSpec
 from forerun.utils.foreign_errors import as_load_errors

@@ -29,8 +29,7 @@ from forerun.kernels.cpu import native
 from forerun.kernels.quantize import GROUP, MADE_FORMS, QuantizedFormat, QuantizedWeight
 from forerun.models.fused.experts import apart, part_of
 from forerun.models.loading.configuration import with_text_config
-from forerun.models.loading.quantized_tensors import Dequantized
-from forerun.models.loading.weights import TensorSlice
+from forerun.models.loading.weights import Dequantized, TensorSlice
 from forerun.models.spec.decoder import DecoderSpec
 from forerun.utils.foreign_errors import REMEDY, as_load_errors
 from forerun.utils.json_file import Fields

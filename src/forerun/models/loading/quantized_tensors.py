@@ -8,7 +8,7 @@ float16 one per group of 32 inputs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from types import EllipsisType
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from forerun.errors import ModelLoadError
 from forerun.kernels.quantize import GROUP, QuantizedFormat, QuantizedWeight
-from forerun.models.loading.weights import TensorSlice
+from forerun.models.loading.weights import Dequantized, TensorSlice
 from forerun.utils.foreign_errors import REMEDY
 
 _CODES = "codes"
@@ -38,27 +38,6 @@ def stored_tensors(name: str, weight: QuantizedWeight, *, is_transposed: bool = 
     if weight.minimum is not None:
         found[f"{prefix}.{_MINIMUM}"] = weight.minimum
     return {key: tensor.contiguous() for key, tensor in found.items()}
-
-
-@dataclass(frozen=True, slots=True)
-class Dequantized:
-    """A quantized weight in the form of a safetensors slice.
-
-    Attributes:
-        numbers: returns it, or the part of it at a place of its first dimension.
-    """
-
-    shape: list[int]
-    numbers: Callable[[EllipsisType | int], Tensor]
-
-    def get_shape(self) -> list[int]:
-        return self.shape
-
-    def get_dtype(self) -> str:
-        return "F32"
-
-    def __getitem__(self, index: EllipsisType | int) -> Tensor:
-        return self.numbers(index)
 
 
 @dataclass(frozen=True, slots=True)

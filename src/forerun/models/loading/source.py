@@ -15,7 +15,7 @@ from forerun.models.loading.weights import Checkpoint
 from forerun.models.spec.decoder import DecoderSpec
 
 if TYPE_CHECKING:
-    from forerun.models.loading.gguf.tensors import GgufTensor
+    from forerun.models.loading.gguf.file import GgufTensor
 
 Quantization = str
 """A name of QUANTISATIONS, or UNQUANTIZED."""

@@ -1,4 +1,4 @@
-"""Tokenizers of the library `tokenizers`, which may end its process for want of memory, or raise what is no Exception.
+"""Tokenizers of the library `tokenizers`, which may end its process for want of memory.
 
 One that did not come with the package is used in another process before it is used in this one: once for its content,
 since what passed is remembered in forerun's folder.
@@ -10,28 +10,21 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from contextlib import suppress
-from functools import wraps
 from importlib.metadata import version
-from typing import Any
+from pathlib import Path
 
-from forerun.errors import ModelLoadError, RequestError
-from forerun.models.loading import tokenizer_trial_process
+from forerun.errors import ModelLoadError
 from forerun.utils.files import digest
-from forerun.utils.foreign_errors import is_panic
 from forerun.utils.home import TOKENIZERS_FOLDER, home
 
 _TRIAL = "1"
 """Changes whenever a trial tests other things."""
+_PROCESS = Path(__file__).with_name("tokenizer_trial_process.py")
 _SECONDS = 120.0
 _MEMORY, _MEMORY_PER_BYTE = 1 << 30, 16
 """Bytes of the process, and bytes more for each of the file; it takes about ten."""
 _ALONE = {"RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}  # each thread would reserve memory
-_CALLS = (
-    *("__call__", "encode", "decode", "batch_decode", "tokenize", "apply_chat_template"),
-    *("convert_ids_to_tokens", "convert_tokens_to_ids"),
-)
 
 
 def check_tokenizer(content: bytes, place: str, remedy: str) -> None:
@@ -56,7 +49,7 @@ def check_tokenizer(content: bytes, place: str, remedy: str) -> None:
 def _trial(content: bytes) -> str | None:
     """Return what is wrong with a tokenizer.json; None if it can be used."""
     bound = _MEMORY + _MEMORY_PER_BYTE * len(content)
-    command = [sys.executable, "-P", tokenizer_trial_process.__file__, str(bound)]
+    command = [sys.executable, "-P", str(_PROCESS), str(bound)]
     try:
         ended = subprocess.run(
             command,
@@ -76,28 +69,3 @@ def _trial(content: bytes) -> str | None:
         return f"it ended the process that tried it ({name}), for which {bound >> 20:,} MiB were allowed"
     failed = f"the process that tries it ended with {ended.returncode}" if ended.returncode else None
     return ended.stdout.decode().rstrip(".") or failed
-
-
-def guarded(tokenizer: Any, place: str) -> Any:
-    """Make a Transformers tokenizer raise RequestError where the library panics, which else is no Exception.
-
-    place: its file, for messages.
-    """
-    cls = type(tokenizer)
-    calls = {name: _guarded(getattr(cls, name), place) for name in _CALLS}
-    tokenizer.__class__ = type(cls.__name__, (cls,), calls)  # its name is saved with it
-    return tokenizer
-
-
-def _guarded(call: Callable[..., Any], place: str) -> Callable[..., Any]:
-    @wraps(call)
-    def guard(*arguments: Any, **options: Any) -> Any:
-        try:
-            return call(*arguments, **options)
-        except BaseException as failure:
-            if not is_panic(failure):
-                raise
-            # nothing of its text, which may quote the request
-            raise RequestError(f"The tokenizer of {place} failed: it is damaged. Take another, or pass ids.") from None
-
-    return guard

@@ -18,12 +18,13 @@ from forerun.config import BUNDLED_MODELS
 from forerun.errors import ModelLoadError, UnsupportedModelError
 from forerun.models.families.table import refusal
 from forerun.models.loading.folder import TEKKEN, TOKENIZER
-from forerun.models.loading.tokenizer_trial import check_tokenizer, guarded
+from forerun.models.loading.tokenizer_trial import check_tokenizer
 from forerun.models.loading.weights import Checkpoint, check_num_layers, check_numbers, check_shapes, check_unused
 from forerun.models.spec.decoder import DecoderSpec
 from forerun.utils.deferred import DeferredModule
 from forerun.utils.foreign_errors import REMEDY, as_load_errors
 from forerun.utils.json_file import read_bytes
+from forerun.utils.vocabulary import guarded
 
 if TYPE_CHECKING:
     from forerun.models import general
@@ -144,8 +145,6 @@ def round_parameters(model: Any, dtype: torch.dtype, spec: DecoderSpec | None, l
 
 def move_to_device(model: Any, device: torch.device) -> Any:
     """Move the model to a device. Placeholders (`Checkpoint.unread`) take no memory there either."""
-    if device.type == "cpu":
-        return model
     moved: dict[int, torch.nn.Parameter] = {}  # by id: a parameter that two modules share stays one
     for module in model.modules():
         for name, parameter in module.named_parameters(recurse=False):

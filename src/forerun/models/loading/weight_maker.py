@@ -14,14 +14,14 @@ from forerun.errors import ModelLoadError
 from forerun.kernels.block_weight import BlockWeight
 from forerun.kernels.cpu.linear import Form, NativeLinear
 from forerun.kernels.quantize import QuantizedFormat, QuantizedWeight, quantize_int4, quantize_int8
-from forerun.kernels.torch.quantized_linear import QuantizedEmbedding
+from forerun.kernels.torch.linear import QuantizedEmbedding
 from forerun.models.fused.experts import apart
 from forerun.models.linear import Linear, LinearPart, make_quantized_linear
 from forerun.models.loading.fused_modules import by_parameter
 from forerun.models.loading.weights import TensorSlice
 from forerun.models.spec.decoder import DecoderSpec
 from forerun.models.weight_plan import WeightPlan
-from forerun.utils.glibc import return_freed_memory
+from forerun.utils.machine import return_freed_memory
 
 METHOD, LAYOUT = "forerun", 1
 """`quant_method` and `format` in the quantization_config of folders with quantized weights (`quantized_tensors.py`)."""

@@ -16,7 +16,7 @@ from forerun import Suffix
 from forerun.errors import ModelLoadError, UnsupportedModelError
 from forerun.kernels.cpu import native
 from forerun.models import Rows, load_model, load_transformers_model
-from forerun.models.loading.progress import progress_to
+from forerun.models.loading.weights import progress_to
 from gguf_experts import SIZES
 from gguf_files import write_gguf
 from gguf_latents import SIZES as LATENT

@@ -208,7 +208,7 @@ def test_names_in_messages_are_escaped_and_short(tmp_path: Path) -> None:
 
 
 def test_a_header_has_a_largest_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("forerun.models.loading.gguf.header.MAX_BYTES", 64)
+    monkeypatch.setattr("forerun.models.loading.gguf.file.MAX_BYTES", 64)
     with pytest.raises(ModelLoadError, match="its header is longer than 64 bytes"):
         open_bytes(raw([entry("k", STRING, text("v" * 40))], [ONE], DATA), tmp_path)
 

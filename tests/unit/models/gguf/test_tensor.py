@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from forerun.models.loading.gguf import tensors as tensor_module
-from forerun.models.loading.gguf.file import GgufFile
-from forerun.models.loading.gguf.header import read_types
+from forerun.models.loading.gguf import file as tensor_module
+from forerun.models.loading.gguf.file import GgufFile, read_types
 from gguf_files import pack
 
 

@@ -15,8 +15,7 @@ from forerun.kernels.torch.elementwise import rms_norm
 from forerun.models.attention.base import Layout, Planner
 from forerun.models.attention.native import rows_struct
 from forerun.models.base import HiddenStateOutputs, Rows
-from forerun.models.draft_session import DraftSession, Pick
-from forerun.models.draft_session_native import NativeDraftSession
+from forerun.models.draft_session import DraftSession, NativeDraftSession, Pick
 from forerun.models.fused.decoder import FusedDecoder
 from forerun.models.linear import Linear
 from forerun.models.model import lay_out

@@ -17,8 +17,7 @@ from forerun.drafters.models.heads.config import StoredHead
 from forerun.drafters.models.heads.layers import HeadLayers, HeadModel
 from forerun.errors import IncompatibleDrafterError
 from forerun.models.base import Forward, LanguageModel, Rows
-from forerun.models.draft_session import DraftSession, Pick
-from forerun.models.draft_session_device import DeviceDraftSession
+from forerun.models.draft_session import DeviceDraftSession, DraftSession, Pick
 from forerun.models.model import lay_out
 from forerun.types import Cache
 

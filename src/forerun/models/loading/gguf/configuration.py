@@ -31,9 +31,7 @@ from forerun.models.families.recurrent import TILED
 from forerun.models.families.table import ARCHITECTURES
 from forerun.models.families.tensor_names import EMBEDDING, HEAD
 from forerun.models.loading.configuration import PlainConfig, check_values
-from forerun.models.loading.gguf.file import GgufFile
-from forerun.models.loading.gguf.header import REMEDY, brief
-from forerun.models.loading.gguf.tensors import GgufTensor
+from forerun.models.loading.gguf.file import REMEDY, GgufFile, GgufTensor, brief
 from forerun.utils.foreign_errors import as_load_errors
 from forerun.utils.json_file import REQUIRED, Fields
 

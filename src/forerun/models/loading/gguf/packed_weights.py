@@ -29,9 +29,7 @@ from forerun.models.families.tensor_names import (
 )
 from forerun.models.fused.experts import joined, stacked
 from forerun.models.loading.gguf.configuration import architecture_of
-from forerun.models.loading.gguf.file import GgufFile
-from forerun.models.loading.gguf.header import REMEDY, brief
-from forerun.models.loading.gguf.tensors import PLAIN_TYPES, GgufTensor
+from forerun.models.loading.gguf.file import PLAIN_TYPES, REMEDY, GgufFile, GgufTensor, brief
 from forerun.models.spec.attention import AnyAttention, Attention, LatentAttention
 from forerun.models.spec.decoder import DecoderSpec
 from forerun.models.spec.feed_forward import Experts

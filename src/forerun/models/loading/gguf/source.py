@@ -16,12 +16,10 @@ from forerun.kernels.block_weight import BLOCK_TYPES, BlockType, BlockWeight
 from forerun.kernels.quantize import QuantizedFormat, QuantizedWeight
 from forerun.models.families.table import spec_of
 from forerun.models.loading.configuration import PlainConfig, token_ids_of
-from forerun.models.loading.gguf import part_paths
+from forerun.models.loading.folder import part_paths
 from forerun.models.loading.gguf.configuration import read_gguf_config, transformers_config
-from forerun.models.loading.gguf.file import GgufFile
-from forerun.models.loading.gguf.header import REMEDY
+from forerun.models.loading.gguf.file import REMEDY, GgufFile, block_weight, form_to_keep, weight_to_keep
 from forerun.models.loading.gguf.packed_weights import PackedWeights, open_slices
-from forerun.models.loading.gguf.tensors import block_weight, form_to_keep, weight_to_keep
 from forerun.models.loading.gguf.token_list import TokenList
 from forerun.models.loading.gguf.tokenizer import eos_token_ids, read_tokenizer, read_tokens
 from forerun.models.loading.source import ModelSource

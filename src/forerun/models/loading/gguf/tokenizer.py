@@ -28,7 +28,7 @@ from typing import Any
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from forerun.errors import ModelLoadError, UnsupportedModelError
-from forerun.models.loading.gguf.header import REMEDY
+from forerun.models.loading.gguf.file import REMEDY
 from forerun.models.loading.gguf.token_list import (
     NAMED,
     PREFIX,
@@ -38,9 +38,9 @@ from forerun.models.loading.gguf.token_list import (
     TokenType,
     read_token_list,
 )
-from forerun.models.loading.tokenizer_trial import guarded
 from forerun.utils.foreign_errors import as_load_errors
 from forerun.utils.json_file import Fields
+from forerun.utils.vocabulary import guarded
 
 # Merges of byte-pair encodings: read and checked, or derived from the scores of a SentencePiece vocabulary.
 
