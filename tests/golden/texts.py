@@ -17,7 +17,7 @@ from forerun import LLM, SamplingParams
 from forerun.config import KERNELS_VARIABLE, REFERENCE
 from forerun.drafters import DRAFTERS
 from forerun.models import Rows
-from forerun.models.loading.find_source import find_source
+from forerun.models.loading.source import find_source
 from forerun.models.memory_plan import model_memory
 from gguf_models import TEXT
 from golden import formats, meaning, models, options, speculation

@@ -89,7 +89,7 @@ def info(
 
 def _show_head(folder: Path, target: str | None, json: bool) -> None:
     from forerun.drafters.models.head_files.folder import load_head
-    from forerun.models.loading.find_source import find_source
+    from forerun.models.loading.source import find_source
 
     num_layers = None if target is None else find_source(target).config().num_hidden_layers
     summary = load_head(folder, num_layers).summary()

@@ -64,7 +64,7 @@ def measured_loss(model: str, bits: str, adapter: str | None) -> str:
     from forerun.lab.bench.quality import COLUMNS
     from forerun.lab.bench.tables import Table, markdown_table
     from forerun.models import find_tokenizer
-    from forerun.models.loading.find_source import find_source
+    from forerun.models.loading.source import find_source
     from forerun.utils.workloads import load_workload
 
     if find_tokenizer(model, adapter) is None:

@@ -12,8 +12,8 @@ from typing import Any
 from forerun.config import NumDraftTokens, SamplingParams
 from forerun.errors import ForerunError
 from forerun.models import LanguageModel
-from forerun.models.loading.find_source import find_source
 from forerun.models.loading.folder_source import FolderSource
+from forerun.models.loading.source import find_source
 from forerun.speculation import AutomaticPolicy, CostModel, DraftChooser, SpeculationPolicy, TrimmingPolicy
 from forerun.types import Draft, Needs, Pool, Sequence, Step
 from forerun.utils.json_file import Fields

@@ -26,8 +26,8 @@ from forerun.drafters.models.heads.config import HeadConfig
 from forerun.drafters.models.heads.fingerprint import embedding_fingerprint, same_target
 from forerun.drafters.models.mtp.checkpoint_format import claims_mtp, find_mtp
 from forerun.errors import ForerunError, ModelLoadError
-from forerun.models.loading.find_source import find_source, gguf_models
 from forerun.models.loading.folder import CONFIG, local_path
+from forerun.models.loading.source import find_source, gguf_models
 from forerun.models.loading.weights import TensorSlice
 from forerun.utils import fetch as store
 from forerun.utils.json_file import Fields

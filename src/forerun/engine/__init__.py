@@ -4,8 +4,7 @@ from typing import TYPE_CHECKING
 
 from forerun.engine.engine import Engine
 from forerun.engine.llm import LLM
-from forerun.engine.results import Choice, Generation, StepOutput, StreamChunk
-from forerun.engine.stats import SequenceStats, StepStats
+from forerun.engine.results import Choice, Generation, SequenceStats, StepOutput, StepStats, StreamChunk
 from forerun.sampling import TokenLogprob
 from forerun.utils.deferred import exporting
 

@@ -16,9 +16,8 @@ from forerun.drafters import Drafter
 from forerun.drafters.validation import check_drafter
 from forerun.engine.kv_cache_manager import KVCacheManager, bound_memory
 from forerun.engine.request_checks import check_prompt, checked, naming_prompt, with_special_stops
-from forerun.engine.results import StepOutput
+from forerun.engine.results import StepOutput, StepStats
 from forerun.engine.sequence import Request, SequenceState, new_state
-from forerun.engine.stats import StepStats
 from forerun.engine.step import StepLoop
 from forerun.engine.text import NO_STOPS, StopStrings, TokenTexts
 from forerun.errors import DeviceError, GrammarError, InterruptedRequestError

@@ -42,8 +42,8 @@ from forerun.engine.step_times import calibrate, check_costs
 from forerun.engine.thread_safe import SharedEngine
 from forerun.errors import BatchError, ConfigError, DrafterError, ModelLoadError
 from forerun.models import LanguageModel, find_tokenizer, load_model
-from forerun.models.loading.find_source import find_source
 from forerun.models.loading.load import source_tokenizer
+from forerun.models.loading.source import find_source
 from forerun.utils.fields import described
 from forerun.utils.files import Closing
 from forerun.utils.habits import ON_GPUS, translated

@@ -1,13 +1,175 @@
-"""The results of requests: choices, generations, stream chunks, and what one step adds to them."""
+"""The results of requests: choices, generations, stream chunks and their statistics, and what one step adds to them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, fields
 
-from forerun.engine.stats import SequenceStats
 from forerun.sampling import TokenLogprob
 from forerun.types import FinishReason
+
+
+@dataclass(slots=True)
+class SourceStats:
+    """The statistics of one of several sources of drafts.
+
+    Attributes:
+        num_draft_tokens: its tokens that the target verified.
+        num_accepted_tokens: those of them that were committed.
+    """
+
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+
+
+@dataclass(slots=True)
+class SequenceStats:
+    """The statistics of one choice. Times are wall-clock seconds of the steps it took part in, shared with its batch.
+
+    Attributes:
+        num_tokens: tokens generated.
+        num_forwards: target forwards that gave tokens; a forward over an earlier prompt chunk is not one of them.
+        num_draft_tokens: draft tokens that the target verified.
+        num_accepted_tokens: those of them that were committed.
+        drafted_per_position: [depth] how many draft tokens stood at each depth.
+        reached_per_position: [depth] how many drafts had a node at this depth below what was accepted before it: those
+            that could be accepted there.
+        accepted_per_position: [depth] how many of those were committed; divided by `reached_per_position`, this is the
+            acceptance conditional on reaching the position.
+        sources: name -> figures of each source, where a drafter has several or names its only one.
+        num_plain_forwards: of the forwards, those with K = 0, for which the drafter was not called.
+        num_asked_tokens: K summed over the other forwards.
+        decisions: forwards by decision and reason: "on: gain", "off: no gain" and so on (`DraftPlan.reason`).
+        num_cached_tokens: tokens of the prompt that were in memory already, and not computed.
+        num_preemptions: how often it was preempted, and computed again.
+        num_experts: that its steps read (`StepStats.num_experts`), whichever sequence wanted them.
+        time_draft: in the drafter, drafting and learning what became of the draft.
+        time_target: in the target's forwards, those over prompt chunks included.
+        time_verify: processing logits, verifying, finding log-probabilities.
+        time_first_token: from the start of the first step to the first token.
+        time_total: from the start of the first step to the end of the last.
+    """
+
+    num_tokens: int = 0
+    num_forwards: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    drafted_per_position: list[int] = field(default_factory=list)
+    reached_per_position: list[int] = field(default_factory=list)
+    accepted_per_position: list[int] = field(default_factory=list)
+    sources: dict[str, SourceStats] = field(default_factory=dict)
+    num_plain_forwards: int = 0
+    num_asked_tokens: int = 0
+    decisions: dict[str, int] = field(default_factory=dict)
+    num_cached_tokens: int = 0
+    num_preemptions: int = 0
+    num_experts: int = 0
+    time_draft: float = 0.0
+    time_target: float = 0.0
+    time_verify: float = 0.0
+    time_first_token: float = 0.0
+    time_total: float = 0.0
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        """Return the tokens per target forward, bonus included; 1 for plain decoding."""
+        return self.num_tokens / self.num_forwards if self.num_forwards else 0.0
+
+    @property
+    def acceptance_rate(self) -> float:
+        """Return accepted over drafted tokens; 0 where none were drafted."""
+        return self.num_accepted_tokens / self.num_draft_tokens if self.num_draft_tokens else 0.0
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Return the generated tokens over the whole time, prompt included."""
+        return self.num_tokens / self.time_total if self.time_total else 0.0
+
+    @property
+    def mean_num_draft_tokens(self) -> float:
+        """Return the mean K of the steps that drafted; 0 if none did."""
+        num_drafting = self.num_forwards - self.num_plain_forwards
+        return self.num_asked_tokens / num_drafting if num_drafting else 0.0
+
+    @property
+    def speculation(self) -> str:
+        """Return whether speculation was on, and why, in most forwards."""
+        return max(self.decisions, key=self.decisions.__getitem__, default="off: no drafter")
+
+    def count_draft(self, depths: list[int], accepted: int, reached: int) -> None:
+        """Count one verified draft.
+
+        Args:
+            depths: of each node; that of the first is 0.
+            accepted: tokens of it that were committed.
+            reached: the depths at which it had a node below what was accepted before.
+        """
+        self.num_draft_tokens += len(depths)
+        self.num_accepted_tokens += accepted
+        missing = (max(depths) + 1 if depths else 0) - len(self.drafted_per_position)
+        for counts in (self.drafted_per_position, self.reached_per_position, self.accepted_per_position):
+            counts.extend([0] * missing)
+        for depth in depths:
+            self.drafted_per_position[depth] += 1
+        for depth in range(reached):
+            self.reached_per_position[depth] += 1
+        for depth in range(accepted):
+            self.accepted_per_position[depth] += 1
+
+    def count_sources(self, sources: Sequence[str], accepted: Sequence[int]) -> None:
+        """Count the sources of one verified draft's nodes."""
+        for name in sources:
+            self.sources.setdefault(name, SourceStats()).num_draft_tokens += 1
+        for node in accepted:
+            self.sources[sources[node]].num_accepted_tokens += 1
+
+    def add_times(self, step: StepStats) -> None:
+        """Add the times of a step that the sequence took part in, and what it read."""
+        self.num_experts += step.num_experts
+        self.time_draft += step.time_draft
+        self.time_target += step.time_target
+        self.time_verify += step.time_verify
+
+
+@dataclass(slots=True)
+class StepStats:
+    """The statistics of one step. Times in seconds.
+
+    Attributes:
+        num_sequences: sequences in the forward.
+        num_rows: rows of the target's forward.
+        num_prompt_rows: of these, rows of prompts.
+        num_draft_tokens: of these, draft tokens.
+        num_accepted_tokens: draft tokens committed.
+        num_tokens: tokens committed.
+        num_positions: in the caches of its sequences before it, summed.
+        num_experts: that its forward read, in all layers, where the native kernels compute a mixture.
+        time_draft, time_target, time_verify: as in SequenceStats.
+        time_total: the whole step; what exceeds the sum of the three is the engine's own.
+        reason: why so much was drafted, or nothing (`DraftPlan.reason`); empty where the policy was not consulted.
+    """
+
+    num_sequences: int = 0
+    num_rows: int = 0
+    num_prompt_rows: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    num_tokens: int = 0
+    num_positions: int = 0
+    num_experts: int = 0
+    time_draft: float = 0.0
+    time_target: float = 0.0
+    time_verify: float = 0.0
+    time_total: float = 0.0
+    reason: str = ""
+
+    def add(self, other: StepStats) -> None:
+        """Add another part of the same step, of other sequences."""
+        for each in fields(self):
+            if each.name != "reason":
+                setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
+        self.reason = self.reason or other.reason
+
 
 _SHOWN = 60
 """Characters of a text in a repr."""

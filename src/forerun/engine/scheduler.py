@@ -11,8 +11,8 @@ from operator import attrgetter
 
 from forerun.config import EngineConfig
 from forerun.engine.kv_cache_manager import KVCacheManager
+from forerun.engine.results import StepStats
 from forerun.engine.sequence import SequenceState
-from forerun.engine.stats import StepStats
 from forerun.errors import QueueFullError
 from forerun.models import LanguageModel
 from forerun.speculation import DraftPlan, SpeculationPolicy

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from forerun.config import NO_DRAFTER, SamplingParams
-from forerun.engine.results import Choice, StepOutput, StreamChunk
-from forerun.engine.stats import SequenceStats, StepStats
+from forerun.engine.results import Choice, SequenceStats, StepOutput, StepStats, StreamChunk
 from forerun.engine.text import NO_STOPS, Detokenizer, StopStrings, TextStream, TokenTexts
 from forerun.models import Rows
 from forerun.sampling import LogitsRow, TokenLogprob, takes_argmax, token_logprobs

@@ -15,10 +15,9 @@ from forerun.drafters import Drafter
 from forerun.drafters.base import Offer, Traits
 from forerun.drafters.validation import check_tokens, checked_drafts, name_of
 from forerun.engine.kv_cache_manager import KVCacheManager
-from forerun.engine.results import StepOutput, StreamChunk
+from forerun.engine.results import StepOutput, StepStats, StreamChunk
 from forerun.engine.scheduler import Schedule, Scheduler
 from forerun.engine.sequence import SequenceState, SequenceStep
-from forerun.engine.stats import StepStats
 from forerun.engine.text import TokenTexts
 from forerun.engine.verifying import Verifying
 from forerun.errors import DrafterError, NonFiniteError

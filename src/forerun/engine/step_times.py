@@ -14,7 +14,7 @@ import numpy as np
 from forerun.config import OFF, EngineConfig, SamplingParams
 from forerun.drafters import Drafter
 from forerun.engine.engine import Engine
-from forerun.engine.stats import StepStats
+from forerun.engine.results import StepStats
 from forerun.models import LanguageModel, identity
 from forerun.speculation import (
     AutomaticPolicy,

@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 from forerun.errors import ConfigError, IncompatibleDrafterError, ModelLoadError
 from forerun.models import find_tokenizer
 from forerun.models.loading.configuration import OUTPUT_TOKENS
-from forerun.models.loading.find_source import find_source
+from forerun.models.loading.source import find_source
 from forerun.utils.files import REMEDY, new_files, refuse_to_overwrite, whole_folder, write_json
 from forerun.utils.json_file import read_json
 from forerun.utils.vocabulary import Vocabulary, check_same_tokens

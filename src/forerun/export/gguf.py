@@ -24,13 +24,13 @@ from forerun.models.families.build import head_shape
 from forerun.models.families.table import ARCHITECTURES, spec_of
 from forerun.models.families.tensor_names import EMBEDDING, HEAD, layer_tensors, outer_tensors
 from forerun.models.loading.configuration import context_length
-from forerun.models.loading.find_source import find_source
 from forerun.models.loading.folder import GGUF_SUFFIX
 from forerun.models.loading.gguf.configuration import ROPE_FACTORS, llama3_factors
 from forerun.models.loading.gguf.file import GgufFile
 from forerun.models.loading.gguf.source import GgufSource
 from forerun.models.loading.gguf.token_list import NAMED, PREFIX, TOKENS, TYPES, TokenType
 from forerun.models.loading.gguf.tokenizer import CHAT_TEMPLATE, MODEL, PRE_TOKENIZER, split_rules
+from forerun.models.loading.source import find_source
 from forerun.utils.files import atomic_file, refuse_to_overwrite
 from forerun.utils.vocabulary import backend, tokens_by_id
 

@@ -30,10 +30,9 @@ from forerun.models import find_tokenizer
 from forerun.models.fused.experts import take_experts_apart
 from forerun.models.linear import LinearPart
 from forerun.models.loading.configuration import context_length, refuse_unservable
-from forerun.models.loading.find_source import find_source
 from forerun.models.loading.load import WeightReader
 from forerun.models.loading.quantized_tensors import stored_tensors
-from forerun.models.loading.source import ModelSource, Quantization
+from forerun.models.loading.source import ModelSource, Quantization, find_source
 from forerun.models.loading.transformers_modules import quietly
 from forerun.models.loading.weight_maker import LAYOUT, METHOD, WeightMaker, matrices, outer_modules
 from forerun.models.spec.decoder import DecoderSpec

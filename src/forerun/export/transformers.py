@@ -15,7 +15,7 @@ from forerun.export.files import (
 )
 from forerun.models import find_tokenizer, load_transformers_model
 from forerun.models.loading.configuration import context_length
-from forerun.models.loading.find_source import find_source
+from forerun.models.loading.source import find_source
 from forerun.models.loading.transformers_modules import quietly
 
 

@@ -42,7 +42,7 @@ from forerun.errors import ConfigError, IncompatibleDrafterError
 from forerun.export.files import DRAFT_TOKENS, Exported, check_disk_space, check_draft, check_output, model_folder
 from forerun.export.transformers import export_hf
 from forerun.models import Model, load_model
-from forerun.models.loading.find_source import find_source
+from forerun.models.loading.source import find_source
 from forerun.utils.files import write_bytes, write_json
 
 SPECULATIVE = "speculative_config.json"

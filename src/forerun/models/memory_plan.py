@@ -21,8 +21,8 @@ from forerun.models.decoders import cache_dtype_of, served_kind, triton_backend
 from forerun.models.families.build import head_shape
 from forerun.models.fused.parts import attentions_of, state_layout
 from forerun.models.loading.configuration import context_length
-from forerun.models.loading.find_source import find_source
 from forerun.models.loading.fused_modules import Numbers, empty_fused
+from forerun.models.loading.source import find_source
 from forerun.models.loading.transformers_modules import empty_model
 from forerun.models.spec.attention import LatentAttention
 from forerun.models.spec.decoder import DecoderSpec

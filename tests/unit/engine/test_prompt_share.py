@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from forerun.engine.results import StepStats
 from forerun.engine.scheduler import DELAY, MAX_ROWS, MIN_ROWS, PromptShare
-from forerun.engine.stats import StepStats
 
 FIXED, ROW = 0.016, 0.001
 

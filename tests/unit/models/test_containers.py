@@ -21,9 +21,9 @@ from forerun import LLM, SamplingParams
 from forerun.errors import ModelLoadError, UnsupportedModelError
 from forerun.models import Rows, load_model
 from forerun.models.loading.configuration import text_config
-from forerun.models.loading.find_source import find_source
 from forerun.models.loading.folder_source import text_name, text_names
 from forerun.models.loading.lora import Adapter
+from forerun.models.loading.source import find_source
 from published import CONTAINERS, TOKENS, Logits, container, difference, publish
 from small_tokenizers import byte_level
 

@@ -13,9 +13,9 @@ import transformers as tf
 
 from forerun.errors import ModelLoadError
 from forerun.models import find_tokenizer, load_model, load_tokenizer
-from forerun.models.loading.find_source import find_source
 from forerun.models.loading.folder_source import FolderSource
 from forerun.models.loading.gguf.source import GgufSource
+from forerun.models.loading.source import find_source
 from forerun.utils import fetch as store
 from gguf_files import write_gguf
 

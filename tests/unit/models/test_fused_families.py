@@ -23,8 +23,8 @@ from forerun.models import Model, Rows, load_model
 from forerun.models.families.mla import MLA_FAMILIES
 from forerun.models.families.table import description_of, refusal, spec_of
 from forerun.models.fused.experts import take_experts_apart
-from forerun.models.loading.find_source import find_source
 from forerun.models.loading.fused_modules import FusedModules, read_fused
+from forerun.models.loading.source import find_source
 from forerun.models.memory_plan import attention_widths
 from medusa_heads import random_medusa
 

@@ -22,8 +22,8 @@ from forerun.models import Model, Rows, identity, load_model, number_format
 from forerun.models.families.table import spec_of
 from forerun.models.fused.decoder import FusedDecoder
 from forerun.models.general import GeneralDecoder
-from forerun.models.loading.find_source import find_source
 from forerun.models.loading.load import WeightReader
+from forerun.models.loading.source import find_source
 from forerun.models.loading.transformers_modules import move_to_device
 from forerun.models.weight_plan import WeightPlan
 from gguf_files import write_gguf

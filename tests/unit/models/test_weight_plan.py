@@ -17,8 +17,8 @@ from forerun.kernels.quantize import MADE_FORMS
 from forerun.models import load_model
 from forerun.models.families.table import spec_of
 from forerun.models.fused.native import NativeDecoder
-from forerun.models.loading.find_source import find_source
 from forerun.models.loading.fused_modules import empty_fused
+from forerun.models.loading.source import find_source
 from forerun.models.weight_plan import PlannedProduct, WeightPlan, roles_of_products
 from gguf_files import write_gguf
 from gguf_models import tiny

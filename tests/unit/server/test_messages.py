@@ -9,8 +9,7 @@ import httpx
 import pytest
 
 from forerun import Generation, Grammar, SamplingParams
-from forerun.engine.results import Choice, StepOutput, StreamChunk
-from forerun.engine.stats import SequenceStats
+from forerun.engine.results import Choice, SequenceStats, StepOutput, StreamChunk
 from forerun.server.protocol.answers import Asked
 from forerun.server.protocol.bodies import validated
 from forerun.server.protocol.messages_api import MessageEvents, MessagesBody

@@ -18,7 +18,7 @@ from typing import Any
 import httpx
 import pytest
 
-from forerun.engine.stats import SequenceStats, SourceStats
+from forerun.engine.results import SequenceStats, SourceStats
 from forerun.server.options import ServerOptions
 from forerun.server.run import bound_socket
 from serving import JSON, LIMIT, Served, fake_llm, serving, until

@@ -14,7 +14,7 @@ from rich.console import Console
 from doubles import FakeModel
 from forerun import LLM
 from forerun.engine import Choice
-from forerun.engine.stats import SequenceStats
+from forerun.engine.results import SequenceStats
 from forerun.errors import ConfigError
 from forerun.train.data import answer_stages, answers, passages
 from forerun.train.data.answer_rows import pack_answers

@@ -9,7 +9,7 @@ from typing import Any
 
 from forerun.config import SamplingParams
 from forerun.engine import LLM
-from forerun.engine.stats import SequenceStats
+from forerun.engine.results import SequenceStats
 from forerun.lab.bench.prompts import BenchPrompt
 from forerun.lab.bench.tables import Columns
 

@@ -22,7 +22,7 @@ from forerun.lab.bench.tables import Columns, Table, decimal, percent
 from forerun.lab.plan.measured import product_flops, read_bandwidth
 from forerun.models import LanguageModel, Model, Rows, load_model
 from forerun.models.fused.native import NativeDecoder
-from forerun.models.loading.find_source import find_source
+from forerun.models.loading.source import find_source
 from forerun.types import Cache
 
 TRANSFORMERS = "transformers"

@@ -23,7 +23,7 @@ from forerun.kernels.cpu import native
 from forerun.lab.bench.prompts import BenchPrompt, check_lengths
 from forerun.lab.bench.tables import Columns
 from forerun.models import LanguageModel, Rows, load_model
-from forerun.models.loading.find_source import find_source
+from forerun.models.loading.source import find_source
 
 INT8_CACHE = "bfloat16, int8 keys and values"
 STORED = "as stored"

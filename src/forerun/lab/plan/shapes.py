@@ -14,7 +14,7 @@ from forerun.config import BUNDLED_MODELS
 from forerun.errors import ConfigError
 from forerun.models.attention.base import ATTENTION_NAME
 from forerun.models.families.table import description_of
-from forerun.models.loading.find_source import find_source
+from forerun.models.loading.source import find_source
 from forerun.models.loading.transformers_modules import empty_model
 from forerun.models.memory_plan import attention_widths
 from forerun.models.spec.decoder import keeps_keys

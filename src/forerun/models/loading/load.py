@@ -24,9 +24,8 @@ from forerun.models.decoders import Kind, make_decoder, served_kind
 from forerun.models.families.recurrent import TILED
 from forerun.models.families.table import description_of
 from forerun.models.loading.configuration import context_length, refuse_unservable
-from forerun.models.loading.find_source import find_source
 from forerun.models.loading.fused_modules import read_fused
-from forerun.models.loading.source import ModelSource
+from forerun.models.loading.source import ModelSource, find_source
 from forerun.models.loading.transformers_modules import foreign_attention, move_to_device, read_model, round_parameters
 from forerun.models.loading.weight_maker import WeightMaker, matrices, stored_numbers, streamed
 from forerun.models.loading.weights import Checkpoint, count_reads

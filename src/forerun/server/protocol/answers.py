@@ -11,8 +11,7 @@ from typing import Any, TypeAlias
 from forerun.chat.response_format import CALL, CONTENT, REASONING
 from forerun.chat.response_parser import Delta, PlainText, ResponseParser
 from forerun.drafters.lookup.prediction import SOURCE
-from forerun.engine.results import Choice, Generation, StepOutput, StreamChunk
-from forerun.engine.stats import SequenceStats
+from forerun.engine.results import Choice, Generation, SequenceStats, StepOutput, StreamChunk
 from forerun.engine.text import Detokenizer, TokenTexts
 from forerun.sampling import TokenLogprob
 from forerun.server.protocol.model_texts import ModelTexts, TokenNames

@@ -14,7 +14,7 @@ from forerun.drafters.models.heads.config import HeadConfig
 from forerun.errors import ConfigError
 from forerun.models import LanguageModel
 from forerun.models.families.build import of_first_layer
-from forerun.models.loading.find_source import find_source
+from forerun.models.loading.source import find_source
 from forerun.train.data.packed import NO_DOCUMENT, PackedShard
 from forerun.train.heads.evaluate import HeldOut, LogitParts
 from forerun.train.heads.options import EVALUATED_TOKENS, HeadTraining, LayerShape, layer_numbers

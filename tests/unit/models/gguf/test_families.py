@@ -14,7 +14,7 @@ from forerun.errors import ModelLoadError, UnsupportedModelError
 from forerun.kernels.cpu import native
 from forerun.models import Rows, load_model, load_transformers_model
 from forerun.models.families.table import ARCHITECTURES
-from forerun.models.loading.find_source import find_source
+from forerun.models.loading.source import find_source
 from gguf_files import write_gguf
 from gguf_models import TEXT, ours, theirs, tiny
 

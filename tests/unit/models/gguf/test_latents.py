@@ -11,7 +11,7 @@ import torch
 
 from forerun.errors import ModelLoadError, UnsupportedModelError
 from forerun.models import load_model
-from forerun.models.loading.find_source import find_source
+from forerun.models.loading.source import find_source
 from gguf_files import write_gguf
 from gguf_models import ours, theirs, tiny
 

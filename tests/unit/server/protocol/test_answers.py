@@ -10,7 +10,7 @@ import pytest
 
 from doubles import FakeModel
 from forerun import LLM, DrafterError, EngineClosedError, Generation, PromptError, SamplingError
-from forerun.engine.stats import SourceStats
+from forerun.engine.results import SourceStats
 from forerun.errors import QueueFullError, RequestBodyError
 from forerun.sampling import TokenLogprob
 from forerun.server.protocol.answers import Asked, Chunks, TokenPieces, completion_logprobs, usage

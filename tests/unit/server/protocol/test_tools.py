@@ -9,8 +9,7 @@ import pytest
 
 from doubles import FakeModel
 from forerun import LLM
-from forerun.engine.results import Choice, Generation, StepOutput, StreamChunk
-from forerun.engine.stats import SequenceStats
+from forerun.engine.results import Choice, Generation, SequenceStats, StepOutput, StreamChunk
 from forerun.errors import RequestBodyError
 from forerun.server.protocol.answers import Asked, Chunks
 from forerun.server.protocol.model_texts import ModelTexts

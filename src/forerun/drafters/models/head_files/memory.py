@@ -14,7 +14,7 @@ from forerun.models.attention.base import LayerAttention, Planner
 from forerun.models.attention.native import PathPlanner
 from forerun.models.attention.reference import ReferenceAttention
 from forerun.models.decoders import served_kind
-from forerun.models.loading.find_source import find_source
+from forerun.models.loading.source import find_source
 from forerun.models.memory_plan import ModelMemory, other_nbytes
 from forerun.models.weight_plan import WeightPlan, library_for
 

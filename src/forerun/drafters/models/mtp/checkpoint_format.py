@@ -25,8 +25,8 @@ from forerun.errors import ConfigError, ModelLoadError, UnsupportedModelError
 from forerun.models.base import LanguageModel
 from forerun.models.families.table import description_of
 from forerun.models.loading.configuration import context_length
-from forerun.models.loading.find_source import find_source
 from forerun.models.loading.fused_modules import by_parameter, layer_modules
+from forerun.models.loading.source import find_source
 from forerun.models.loading.weights import TensorSlice
 from forerun.models.spec.decoder import DecoderSpec, Embeddings
 from forerun.models.spec.feed_forward import LLAMA_FEED, AnyFeedForward, FeedForward
