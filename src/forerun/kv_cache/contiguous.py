@@ -9,7 +9,8 @@ from torch import Tensor
 
 from forerun.kernels.cpu.page_layout import PAGE, Shape
 from forerun.kernels.partition import KV_BLOCK
-from forerun.kv_cache.page_pool import Page, PagePool
+from forerun.kv_cache.page_pool import PagePool
+from forerun.kv_cache.prefix_tree import Page
 from forerun.kv_cache.recurrent_state import RecurrentState, Saved
 from forerun.kv_cache.sequence_cache import SequenceCache
 

@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from forerun.kernels.cpu.page_layout import PAGE, PageLayout
-from forerun.kv_cache.page_pool import Page, PagePool
+from forerun.kv_cache.page_pool import PagePool
+from forerun.kv_cache.prefix_tree import Page
 from forerun.kv_cache.recurrent_state import RecurrentState, Saved
 from forerun.kv_cache.sequence_cache import SequenceCache
 

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from forerun.kernels.cpu.page_layout import PAGE
-from forerun.kv_cache.page_pool import Page, PagePool
+from forerun.kv_cache.page_pool import PagePool
+from forerun.kv_cache.prefix_tree import Page
 from forerun.kv_cache.recurrent_state import RecurrentState, Saved
 from forerun.types import Cache
 

@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from forerun.kv_cache.page_pool import Page, PagePool, PrefixTree
+from forerun.kv_cache.page_pool import PagePool
+from forerun.kv_cache.prefix_tree import Page, PrefixTree
 
 
 def check_integrity(pool: Any, caches: Iterable[Any] = ()) -> None:
