@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from forerun import config
 from forerun.engine import Engine, step, text as text_module
 from forerun.kernels.cpu.page_layout import PAGE
-from forerun.kv_cache import page_pool, paged as paged_cache, sequence_cache
+from forerun.kv_cache import page_pool, paged as paged_cache, prefix_tree, sequence_cache
 from fuzzing import fails
 
 from .interrupting import Interrupts
@@ -104,9 +104,10 @@ def test_faults_of_the_pool_are_found(fault: str, monkeypatch: pytest.MonkeyPatc
     if fault.startswith("pages"):
         monkeypatch.setattr(paged_cache, "_is_shared", lambda _: False)
     elif fault.startswith("tokens"):
-        monkeypatch.setattr(
-            page_pool, "tokens_of_page", lambda tokens, i: bytes([sum(tokens[i * 64 : i * 64 + 64]) % 3])
-        )
+        for module in (page_pool, prefix_tree):
+            monkeypatch.setattr(
+                module, "tokens_of_page", lambda tokens, i: bytes([sum(tokens[i * 64 : i * 64 + 64]) % 3])
+            )
     else:
         take_next = page_pool.PagePool._next
 
