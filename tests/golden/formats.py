@@ -25,7 +25,7 @@ from forerun.models.loading.configuration import OUTPUT_TOKENS
 from forerun.models.memory_plan import model_memory
 from gguf_files import write_gguf
 from golden.models import draw, load_untried
-from golden.processor import BITS, torch_key
+from golden.processor import BITS, is_read, torch_key
 from golden.sources import Sources
 from golden.structures import Dump
 from publications import PUBLICATIONS, publish
@@ -153,9 +153,10 @@ def _blocks(title: str, path: Path, asked: tuple[dict[str, Any], ...]) -> Iterat
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(KERNELS_VARIABLE, REFERENCE)
         for each in (each for each in asked if not each.keys() & {"kv_cache_dtype"}):
-            planned = model_memory(path, **each)
-            sizes = f"{planned.number_format}: {planned.weights}, loading {planned.loading}"
-            yield f"{BITS}planned by PyTorch, {_asked(each)}, {torch_key()} = {sizes}"
+            key = f"{BITS}planned by PyTorch, {_asked(each)}, {torch_key()}"
+            if is_read(key):
+                planned = model_memory(path, **each)
+                yield f"{key} = {planned.number_format}: {planned.weights}, loading {planned.loading}"
 
 
 def _kept(model: Any) -> Iterator[str]:

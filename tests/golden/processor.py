@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from functools import cache
 from pathlib import Path
 
@@ -14,6 +15,26 @@ from forerun.kernels.cpu import native
 
 BITS = "bits "
 """Lines that begin so are of one kind of processor, which the text before " = " says; others do not know them."""
+
+
+_read: ContextVar[frozenset[str] | None] = ContextVar("read", default=None)
+"""What stands before " = " in the lines that the text is compared with; None: it is compared with none."""
+
+
+@contextmanager
+def compared_with(text: str) -> Iterator[None]:
+    """Leave out the bits that this text does not know, which take time to compute."""
+    token = _read.set(frozenset(line.partition(" = ")[0] for line in text.splitlines()))
+    try:
+        yield
+    finally:
+        _read.reset(token)
+
+
+def is_read(key: str) -> bool:
+    """Whether a line of bits is compared. key: what stands before " = " in it."""
+    read = _read.get()
+    return read is None or key in read
 
 
 @cache

@@ -10,7 +10,7 @@ import pytest
 
 from forerun.kernels.cpu import native
 from golden import names
-from golden.processor import BITS
+from golden.processor import BITS, compared_with
 from golden.texts import FOLDER, TEXTS, VERSIONS
 
 _WRITE = "If the change is meant: PYTHONPATH=src:tests python -m golden.make"
@@ -32,7 +32,9 @@ def test_the_text_is_that_of_the_file(name: str) -> None:
         if native() is None:
             pytest.skip("there are no native kernels: the first lines of this run say why")
         _skip_other_versions()
-    expected, found = (FOLDER / f"{name}.txt").read_text(encoding="utf-8"), TEXTS[name]()
+    expected = (FOLDER / f"{name}.txt").read_text(encoding="utf-8")
+    with compared_with(expected):
+        found = TEXTS[name]()
     before, after = _known(expected, found), _known(found, expected)
     difference = list(difflib.unified_diff(before, after, "file", "now", lineterm="", n=2))
     assert not difference, "\n".join([*difference, f"{_WRITE} {name}"])

@@ -89,7 +89,7 @@ def expected(plain: LLM, requests: list[Request]) -> list[Any]:
     return plain.generate([prompt for _, prompt, _ in requests], [params for *_, params in requests])
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("drafter", rows())
 def test_the_output_is_that_of_plain_decoding(
     plain: LLM, requests: list[Request], expected: list[Any], drafter: str

@@ -19,12 +19,14 @@ import pytest
 ROOT = Path(__file__).parents[2]
 UNIT, INTEGRATION = "tests/unit", "tests/integration"
 PATHS = f"{UNIT}/models/test_trees.py::test_nodes_have_the_bits_of_their_paths"
+ROWS = f"{UNIT}/models/test_attention.py::test_a_row_has_the_same_bits_alone_together_and_in_company"
+RANDOM_TREES = f"{UNIT}/models/test_trees.py::test_attention_of_random_trees"
 TREES = f"{INTEGRATION}/test_bit_equality.py::test_bundled_target_with_trees"
 BITS = f"{INTEGRATION}/test_ladder.py::test_bits"
 GROUPS = {
     "what divides its work": [
-        f"{UNIT}/models/test_attention.py::test_a_row_has_the_same_bits_alone_together_and_in_company",
-        f"{UNIT}/models/test_trees.py::test_attention_of_random_trees",
+        *(f"{ROWS}[{case}]" for case in ("None-1", "40-3")),
+        *(f"{RANDOM_TREES}[{seed}]" for seed in (0, 3, 6, 9)),
         f"{UNIT}/models/test_trees.py::test_trees_beside_trees_chains_and_prompts",
         *(f"{PATHS}[{case}]" for case in ("gpt2-bfloat16", "mixtral-float32")),
         f"{TREES}[bfloat16]",
@@ -33,7 +35,7 @@ GROUPS = {
     ],
 }
 SLOW_GROUPS = {
-    "families": [PATHS, f"{UNIT}/models/test_attention.py"],
+    "families": [PATHS, RANDOM_TREES, f"{UNIT}/models/test_attention.py"],
     "layers": [f"{UNIT}/models/test_layer_ranges.py", f"{UNIT}/drafters/test_early_exit.py"],
     "bundled": [f"{INTEGRATION}/test_bit_equality.py::test_bundled_pair", TREES],
     "drafters": [BITS],

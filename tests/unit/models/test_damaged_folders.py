@@ -94,7 +94,7 @@ def change_weights(folder: Path, change: Callable[[dict[str, Tensor]], object]) 
         ({"quantization_config": {"quant_method": "gptq"}}, "weights are quantized by gptq, and none is"),
         ({"quantization_config": 3}, "quantization_config is 3"),
         ({"num_hidden_layers": 10**12}, "num_hidden_layers is 1000000000000, but must be a whole number in 1"),
-        ({"num_hidden_layers": 65_536}, "speaks of 65536 layers, and the weights have 2"),
+        ({"num_hidden_layers": 4_096}, "speaks of 4096 layers, and the weights have 2"),
         ({"num_hidden_layers": 1}, r"the weights have model\.layers\.1, but config\.json speaks of 1 layers only"),
         ({"vocab_size": 10**12}, r"has shape \[96, 64\] .*1000000000000, 64\] by config"),
         ({"intermediate_size": 10**14}, r"has shape .* by config\.json. Give the config\.json that"),

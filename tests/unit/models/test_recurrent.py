@@ -86,7 +86,7 @@ def in_steps(model: Model, sizes: list[int], wanted: int | None = None) -> torch
     return torch.cat(parts)
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("dtype", KINDS)
 @pytest.mark.parametrize("family", RECURRENT)
 def test_chunks_of_any_size(family: str, dtype: str, folders: Folders) -> None:
