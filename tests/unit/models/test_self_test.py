@@ -72,7 +72,7 @@ def spoil(x: Tensor, row: int) -> Tensor:
 
 @needs_kernels
 @pytest.mark.parametrize("row", [1, 8, 20])
-@pytest.mark.parametrize("function", ["through", "head"])
+@pytest.mark.parametrize("function", ["forward_layers", "head"])
 def test_a_broken_native_kernel_is_found_and_not_remembered(
     function: str, row: int, folder: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
