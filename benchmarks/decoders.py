@@ -121,7 +121,7 @@ def bytes_read(decoder: NativeDecoder, step: Callable[[], object]) -> float:
     """Return the bytes of weights that a step reads."""
     before = decoder.num_experts_read
     step()
-    per_row = sum(experts.top for experts in decoder._experts)
+    per_row = sum(experts.num_experts_per_tok for experts in decoder._experts)
     return decoder.weight_bytes + (decoder.num_experts_read - before - per_row) * decoder.expert_nbytes
 
 

@@ -23,7 +23,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "forerun"
-TIME_LIMIT = 300
+TIME_LIMIT = 1200
 """Seconds for the tests of one mutant; those that take longer have not caught it."""
 OUTCOMES = {0: "survived", 1: "killed"}
 """By pytest's exit status; of any other, the tests could not be run."""

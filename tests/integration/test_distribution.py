@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from doubles import MarkovModel, Scripted
-from forerun import LLM, DraftModel, PromptLookup, SamplingParams
-from forerun.engine import verifying
+from forerun import LLM, DraftModel, PromptLookup, SamplingParams, verification
 from forerun.lab.audit.statistics import LEAST_EXPECTED, NOTHING, g_test
 from forerun.types import Draft, Noise, PackedDrafts, Sequence, Step, Verdict
 from forerun.verification.tree_rejection import TreeRejection, TreeRule
@@ -159,7 +158,7 @@ def wrong_residual(packed: PackedDrafts, logprobs: Tensor, rules: Seq[str], nois
 
 
 def test_a_biased_verifier_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verifying, "verify_step", wrong_residual)
+    monkeypatch.setattr(verification, "verify_step", wrong_residual)
     assert p_value(sample(NUM_SAMPLES, DraftModel(MarkovModel(DRAFT)))) < 1e-6
 
 
@@ -187,7 +186,7 @@ def test_a_biased_verifier_of_trees_is_rejected(rule: TreeRule, monkeypatch: pyt
 
         return TreeRejection(wrong_residual).verify(packed, logprobs, noise)
 
-    monkeypatch.setattr(verifying, "verify_step", biased)
+    monkeypatch.setattr(verification, "verify_step", biased)
     assert p_value(sample(NUM_SAMPLES, drawn_tree(True), k=6)) < 1e-6
 
 

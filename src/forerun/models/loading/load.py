@@ -249,8 +249,7 @@ def _load(
     )
     hf, maker = WeightReader(source, config, spec, plan, adapter).read()
     try:
-        if target_device.type != "cpu":
-            hf = move_to_device(hf, target_device)
+        hf = move_to_device(hf, target_device)
         ends = source.eos_token_ids(config)
         tokens = source.output_tokens(config)
         model = _assemble(hf, source.name, plan, maker, ends, tokens, kv_cache_dtype, spec=spec)
