@@ -208,3 +208,13 @@ class BatchError(ForerunError):
             f"{type(error).__name__}{reason} The other answers are in this error's `generations`, all reasons in "
             "its `errors`."
         )
+
+
+class UnsoundProbsError(ValueError):
+    """The distribution that a token was drawn from gives it nothing, or NaN: no acceptance would be right."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "gave a drawn token whose own distribution gives it no positive probability. Give the distributions that "
+            "the tokens were drawn from, or none if they were chosen."
+        )

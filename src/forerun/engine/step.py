@@ -9,7 +9,6 @@ from time import perf_counter
 
 import torch
 
-from forerun import verification
 from forerun.config import AUTO, EngineConfig
 from forerun.drafters import Drafter
 from forerun.drafters.base import Offer, Traits
@@ -20,7 +19,7 @@ from forerun.engine.scheduler import Schedule, Scheduler
 from forerun.engine.sequence import SequenceState, SequenceStep
 from forerun.engine.text import TokenTexts
 from forerun.engine.verifying import Verifying
-from forerun.errors import DrafterError, NonFiniteError
+from forerun.errors import DrafterError, NonFiniteError, UnsoundProbsError
 from forerun.models import Forward, LanguageModel, identity
 from forerun.sampling import row_top
 from forerun.sampling.grammar import SOURCE, forced_tokens, with_grammar
@@ -295,7 +294,7 @@ class StepLoop:
                 first = end
         try:
             self._verifying.verify(work, logits)
-        except verification.UnsoundProbsError as error:
+        except UnsoundProbsError as error:
             assert drafter is not None
             raise DrafterError(f"{name_of(drafter)} {error}") from None
         for item in () if self._rests else work:

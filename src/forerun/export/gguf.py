@@ -303,7 +303,8 @@ def _tensors(
     heads, kv_heads, width = head_shape(config)
     permuted = {"q_proj": heads, "k_proj": kv_heads} if ARCHITECTURES[architecture].is_permuted else {}
     spec = spec_of(config)
-    tensors = {**outer_tensors(spec, {}), **layer_tensors(spec, {})}
+    own = ARCHITECTURES[architecture].tensors
+    tensors = {**outer_tensors(spec, own), **layer_tensors(spec, own)}
     names = {parameter: theirs for theirs, (parameter, _) in tensors.items()}
     for name, rows in model.state_dict().items():
         (layer,) = re.findall(r"\.(\d+)\.", name) or ["0"]

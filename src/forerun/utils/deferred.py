@@ -19,6 +19,8 @@ class DeferredModule:
         self._name = name
 
     def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # what copies or inspects objects asks for; nobody needs the module for that
+            raise AttributeError(name)
         return getattr(import_module(self._name), name)
 
 

@@ -7,9 +7,10 @@ from itertools import islice
 import torch
 from torch import Tensor
 
+from forerun.errors import UnsoundProbsError
 from forerun.sampling import draw_tokens
 from forerun.types import Draft, Noise, PackedDrafts, Verdict
-from forerun.verification.chain_rejection_math import ChainRule, UnsoundProbsError, excess
+from forerun.verification.chain_rejection_math import ChainRule, excess
 
 
 class Rejection:

@@ -23,16 +23,6 @@ Numbers: TypeAlias = NDArray[Any]
 Array = TypeVar("Array", Numbers, Tensor)
 
 
-class UnsoundProbsError(ValueError):
-    """The distribution that a token was drawn from gives it nothing, or NaN: no acceptance would be right."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            "gave a drawn token whose own distribution gives it no positive probability. Give the distributions that "
-            "the tokens were drawn from, or none if they were chosen."
-        )
-
-
 def excess(carry: Array, target: Array, draft: Array) -> Array:
     """Return (carry * target - draft)+, the excess of the target's distribution over the draft's.
 

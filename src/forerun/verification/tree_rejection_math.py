@@ -16,7 +16,8 @@ from collections.abc import Callable, Iterator, Sequence as Seq
 from dataclasses import dataclass
 from typing import Any, Generic, TypeAlias
 
-from forerun.verification.chain_rejection_math import Array, UnsoundProbsError, excess
+from forerun.errors import UnsoundProbsError
+from forerun.verification.chain_rejection_math import Array, excess
 
 Accept: TypeAlias = Callable[[int, Any], bool]
 """(node, probability) -> whether the node's comparison succeeds, with this probability."""

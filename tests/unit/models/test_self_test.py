@@ -17,7 +17,7 @@ from forerun.config import COST_CACHE_VARIABLE
 from forerun.kernels.cpu import native
 from forerun.models import Model, Rows, load_model, self_test
 from forerun.models.fused.native import NativeDecoder
-from forerun.utils import files as entry_file
+from forerun.utils import files
 from forerun.utils.home import HOME_VARIABLE
 from kernel_cases import threads, using
 
@@ -36,7 +36,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     native()  # loaded from the folder of before
     monkeypatch.setenv(COST_CACHE_VARIABLE, "1")
     monkeypatch.setenv(HOME_VARIABLE, str(tmp_path / "home"))
-    monkeypatch.setattr(entry_file, "_warned", set())
+    monkeypatch.setattr(files, "_warned", set())
     return tmp_path / "home" / "self-tests-1.json"
 
 

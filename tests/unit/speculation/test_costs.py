@@ -16,7 +16,7 @@ from forerun.config import COST_CACHE_VARIABLE
 from forerun.errors import ConfigError
 from forerun.speculation import CostModel, StoredCosts, cost_model
 from forerun.speculation.cost_model import LearnedCurve, bucket, rounded_rows
-from forerun.utils import files as entry_file
+from forerun.utils import files
 from forerun.utils.files import locked
 from forerun.utils.home import HOME_VARIABLE
 
@@ -138,7 +138,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.delenv(HOME_VARIABLE, raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(cost_model, "_known", {})
-    monkeypatch.setattr(entry_file, "_warned", set())
+    monkeypatch.setattr(files, "_warned", set())
     return tmp_path / "forerun" / "costs-4.json"
 
 
@@ -293,7 +293,7 @@ def test_nobody_loses_what_others_write_meanwhile(home: Path) -> None:
 
 
 def test_a_process_that_does_not_let_go_stops_nothing(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(entry_file, "_LOCK_WAIT", 0.02)
+    monkeypatch.setattr(files, "_LOCK_WAIT", 0.02)
     with locked(home, ConfigError, wait=False):
         StoredCosts(("a",)).save()
     assert not home.exists()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
@@ -40,18 +42,35 @@ _LAYER_TYPES = {"full_attention", "sliding_attention", "attention"}
 _OF_SEVERAL = ("qk_layernorm", "clip_qkv", "use_bidirectional_attention", "scale_attn_by_inverse_layer_idx")
 """Options of several families, with which no decoder is computed."""
 _NOT_SET = (None, False, 0, "vision")  # the last in Gemma 4, and of images alone
-_NOTHING: Modules = MappingProxyType({})
+NO_MODULES: Modules = MappingProxyType({})
 _NO_BIASES = frozenset[str]()
 
 
-class NotComputed(ValueError):
-    """A configuration is valid, and no decoder here computes it: the message is the reason."""
+_REASONS: ContextVar[list[str] | None] = ContextVar("reasons", default=None)
+
+
+@contextmanager
+def reasons_collected() -> Iterator[list[str]]:
+    """Collect why the fused decoder does not compute a configuration, while a family's function makes its decoder."""
+    reasons = list[str]()
+    token = _REASONS.set(reasons)
+    try:
+        yield reasons
+    finally:
+        _REASONS.reset(token)
+
+
+def not_computed(reason: str) -> None:
+    """Say why the fused decoder does not compute a configuration. Its decoder is made all the same: whatever computes
+    it, the names of tensors depend on it."""
+    if (reasons := _REASONS.get()) is not None:
+        reasons.append(reason)
 
 
 def require(config: Any, option: str, *computed: Any) -> None:
-    """Raise NotComputed unless an option has one of these values."""
+    """Say that the fused decoder does not compute a configuration unless an option has one of these values."""
     if (value := getattr(config, option, None)) not in computed:
-        raise NotComputed(f"{option}={value!r}")
+        not_computed(f"{option}={value!r}")
 
 
 def of_first_layer(config: Any) -> Any:
@@ -104,7 +123,7 @@ def fused_qkv(module: str) -> dict[str, str]:
 
 
 def attention(
-    config: Any, modules: Modules = _NOTHING, *, biases: frozenset[str] = _NO_BIASES, **differing: Any
+    config: Any, modules: Modules = NO_MODULES, *, biases: frozenset[str] = _NO_BIASES, **differing: Any
 ) -> Attention:
     """Return attention with keys and values of each head.
 
@@ -127,7 +146,7 @@ def attention(
 
 
 def feed_forward(
-    config: Any, modules: Modules = _NOTHING, *, biases: frozenset[str] = _NO_BIASES, **differing: Any
+    config: Any, modules: Modules = NO_MODULES, *, biases: frozenset[str] = _NO_BIASES, **differing: Any
 ) -> FeedForward:
     """Return a dense feed-forward layer; arguments as of `attention`. differing: fields of `FeedForward`."""
     fields = {
@@ -139,7 +158,7 @@ def feed_forward(
 
 
 def mixture(
-    config: Any, modules: Modules = _NOTHING, *, biases: frozenset[str] = _NO_BIASES, **differing: Any
+    config: Any, modules: Modules = NO_MODULES, *, biases: frozenset[str] = _NO_BIASES, **differing: Any
 ) -> Experts:
     """Return a mixture of experts.
 
@@ -229,14 +248,13 @@ def decoder(
         differing: further fields of `DecoderSpec`.
 
     Raises:
-        NotComputed: an option has a value that no family computes.
-        ValueError: there are no layers, or as many as are told elsewhere.
+        ValueError: there are no layers, or not as many as are told elsewhere.
     """
     for option in _OF_SEVERAL:
         require(config, option, *_NOT_SET)
     kinds = getattr(config, "layer_types", None) or ()
     if foreign := {*kinds} - _LAYER_TYPES - {*further_types}:
-        raise NotComputed(f"layers of type {', '.join(sorted(foreign))}")
+        not_computed(f"layers of type {', '.join(sorted(foreign))}")
     windows = layer_windows(config)
     if not windows:
         raise ValueError("it has no layers")

@@ -7,6 +7,8 @@ from typing import Any
 
 from forerun.models.families.build import (
     ACTIVATIONS,
+    NO_MODULES,
+    Modules,
     activation,
     attention,
     biases_of,
@@ -34,7 +36,7 @@ from forerun.models.families.moe import shared_mlp
 from forerun.models.spec.attention import HEAD_NORMS
 from forerun.models.spec.decoder import DecoderSpec, Embeddings, Norms, Output, PerLayerInputs
 from forerun.models.spec.feed_forward import EXPERT, Experts
-from forerun.models.spec.layer import LLAMA_NORMS, LayerSpec, PerLayerInput
+from forerun.models.spec.layer import LayerSpec, PerLayerInput
 from forerun.utils.json_file import Fields
 
 _SANDWICH = {
@@ -62,11 +64,11 @@ def _decoder(config: Any, own: LayerSpec, softcap: float | None = None) -> Decod
 
 def _gemma(config: Any) -> DecoderSpec:
     own = attention(config, biases=biases_of(config, "attention_bias"))
-    return _decoder(config, layer(config, own, feed_forward(config), LLAMA_NORMS))
+    return _decoder(config, layer(config, own, feed_forward(config)))
 
 
 def _gemma2(
-    config: Any, norms: Mapping[str, str] = _SANDWICH, modules: Mapping[str, str] = {}, **differing: Any
+    config: Any, norms: Mapping[str, str] = _SANDWICH, modules: Modules = NO_MODULES, **differing: Any
 ) -> DecoderSpec:
     """Return Gemma 2, or a successor. modules, differing: of its attention, as of `attention`."""
     own = attention(

@@ -1,7 +1,10 @@
 """What GGUF files say of families: the keys of all, and how each architecture's become Transformers' options.
 
 Facts are those of llama.cpp: `conversion/*.py` say what files hold, `src/models/*.cpp` and `build_moe_ffn` in
-src/llama-graph.cpp what is computed with it.
+src/llama-graph.cpp what is computed with it. Files that llama.cpp's converter makes of tiny models with experts or
+recurrent layers (that of llama-cpp-python 0.3.36) give llama.cpp's logits in float32; those of `gpt-oss` where its
+rotation is not scaled, those of `deepseek2` but for groups of a softmax, and those of a Bamba of whose heads a half is
+rotated give Transformers'.
 """
 
 from __future__ import annotations

@@ -50,9 +50,9 @@ _NOT_GATED = {"gate": None}
 _GATE_UP = {"gate": "mlp.gate_up_proj", "up": "mlp.gate_up_proj"}
 
 
-def _llama(config: Any, **of_attention: Any) -> DecoderSpec:
+def _llama(config: Any) -> DecoderSpec:
     biases = biases_of(config, "attention_bias", "mlp_bias")
-    own = layer(config, attention(config, biases=biases, **of_attention), feed_forward(config, biases=biases))
+    own = layer(config, attention(config, biases=biases), feed_forward(config, biases=biases))
     return decoder(config, own)
 
 
@@ -128,17 +128,21 @@ def granite_attention(config: Any) -> Attention:
     return attention(config, biases=biases_of(config, "attention_bias"), scale=config.attention_multiplier)
 
 
-def granite(config: Any, layers: LayerSpec | Sequence[LayerSpec] | None = None, **differing: Any) -> DecoderSpec:
-    """Return Granite, or what has its factors with other layers. differing: as of `decoder`."""
-    feed = feed_forward(config, biases=biases_of(config, "mlp_bias"))
+def granite(config: Any, layers: LayerSpec | Sequence[LayerSpec], **differing: Any) -> DecoderSpec:
+    """Return a decoder of these layers with Granite's factors. differing: as of `decoder`."""
     return decoder(
         config,
-        layers or layer(config, granite_attention(config), feed),
+        layers,
         embeddings=Embeddings(scale=config.embedding_multiplier),
         residual_scale=config.residual_multiplier,
         output=Output(scale=1 / config.logits_scaling),
         **differing,
     )
+
+
+def _granite(config: Any) -> DecoderSpec:
+    feed = feed_forward(config, biases=biases_of(config, "mlp_bias"))
+    return granite(config, layer(config, granite_attention(config), feed))
 
 
 def _hyperclovax(config: Any) -> DecoderSpec:
@@ -265,7 +269,7 @@ LLAMA_FAMILIES: Mapping[str, Callable[[Any], DecoderSpec]] = {
     "exaone4": _exaone4,
     "glm": _glm,
     "glm4": _glm4,
-    "granite": granite,
+    "granite": _granite,
     "helium": _helium,
     "hunyuan_v1_dense": hunyuan,
     "hyperclovax": _hyperclovax,

@@ -94,7 +94,7 @@ def _state_space(
         normed_width=wide // groups,
         norms_each=False,
         norm_eps=eps,
-        time_step_limit=(limits[0], limits[1]),
+        time_step_limit=(limits[0], limits[1]),  # a list in files
         **{**fields, **differing},
     )
 

@@ -7,7 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from forerun.models.families.build import (
-    NotComputed,
+    NO_MODULES,
+    Modules,
     attention,
     biases_of,
     decoder,
@@ -15,6 +16,7 @@ from forerun.models.families.build import (
     layer,
     layer_windows,
     mixture,
+    not_computed,
     require,
     rotated_share,
 )
@@ -81,7 +83,7 @@ def sparse_of(config: Any) -> list[bool]:
     return [kind == "sparse" for kind in config.mlp_layer_types]
 
 
-def _local(config: Any, modules: Mapping[str, str] = {}, **differing: Any) -> Experts:
+def _local(config: Any, modules: Modules = NO_MODULES, **differing: Any) -> Experts:
     """Return the experts of Mixtral and of those that have its options. Arguments as of `mixture`."""
     return mixture(
         config,
@@ -107,7 +109,7 @@ def _minimax_m2(config: Any) -> DecoderSpec:
 def _phimoe(config: Any) -> DecoderSpec:
     # of scaled rotations it has its own factors, and of experts two, whatever the configuration says
     if config.rope_parameters["rope_type"] != "default":
-        raise NotComputed(f"rope_parameters={config.rope_parameters!r}")
+        not_computed(f"rope_parameters={config.rope_parameters!r}")
     require(config, "num_experts_per_tok", 2)
     experts = _local(
         config,

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from forerun.models.families.build import NotComputed, activation_option
+from forerun.models.families.build import activation_option, reasons_collected
 from forerun.models.families.gemma import GEMMA_ARCHITECTURES, GEMMA_FAMILIES
 from forerun.models.families.gguf_keys import Architecture
 from forerun.models.families.gpt import GPT_ARCHITECTURES, GPT_FAMILIES
@@ -55,11 +55,7 @@ _ROPE_TYPES = ("default", "linear", "llama3", "yarn", "longrope", "proportional"
 
 
 def spec_of(config: Any) -> DecoderSpec:
-    """Return the decoder of a configuration of one of FAMILIES.
-
-    Raises:
-        NotComputed: no decoder here computes it.
-    """
+    """Return the decoder of a configuration of one of FAMILIES, whether the fused decoder computes it or not."""
     return FAMILIES[config.model_type](config)
 
 
@@ -92,7 +88,7 @@ class Description:
     """What a Transformers configuration describes.
 
     Attributes:
-        spec: the decoder; None where no entry of FAMILIES says it, or nothing here computes what it says.
+        spec: the decoder; None where no entry of FAMILIES says it.
         refusal: the reason why the fused decoder does not compute it; None if it does.
     """
 
@@ -114,12 +110,12 @@ def description_of(config: Any) -> Description:
     if differing:
         return Description(None, f"layers that differ in {', '.join(sorted(differing))}")
     try:
-        spec = spec_of(config)
-    except NotComputed as reason:
-        return Description(None, str(reason))
+        with reasons_collected() as reasons:
+            spec = spec_of(config)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as failure:
         return Description(None, f"its values describe no {model_type}: {failure}")
-    return Description(spec, length_dependence(config) or _refused_numbers(config, spec))
+    reason = reasons[0] if reasons else length_dependence(config) or _refused_numbers(config, spec)
+    return Description(spec, reason)
 
 
 def refusal(config: Any) -> str | None:

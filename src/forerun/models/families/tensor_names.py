@@ -139,7 +139,8 @@ def _linear_layers(spec: DecoderSpec) -> dict[str, tuple[str, int]]:
         for part in (each for each in layer.parts if not isinstance(each, Recurrence)):
             for role in (each for each in part.roles if each in TENSORS):
                 sharing = [each for each in part.sharing(role) if each in TENSORS]
-                found[role] = part.modules[role], sharing.index(role)
+                if len(sharing) < 3:  # three have QKV_TENSOR
+                    found[role] = part.modules[role], sharing.index(role)
     return found
 
 

@@ -89,6 +89,15 @@ def test_queries_keys_and_values_in_one_tensor(family: str, tmp_path: Path) -> N
     assert packed["model.layers.1.self_attn.k_proj.weight"].blocks.base is not None  # not copied
 
 
+def test_what_the_fused_decoder_does_not_compute_is_computed_by_transformers_modules(tmp_path: Path) -> None:
+    path, model = tmp_path / "it.gguf", tiny("olmo", clip_qkv=0.05)
+    write_gguf(path, model, keys={"attention.clamp_kqv": 0.05})
+    loaded = load_model(path, "float32")
+    assert loaded.kind == "general"
+    logits = loaded.forward([Rows(loaded.new_cache(), TEXT)]).logits
+    torch.testing.assert_close(logits, theirs(model), atol=1e-4, rtol=1e-4)
+
+
 def test_what_no_key_of_gemma_says(tmp_path: Path) -> None:
     path = tmp_path / "it.gguf"
     unsaid = {"rope.freq_base_swa": None, "rope.scaling.type": "linear", "rope.scaling.factor": 8.0}

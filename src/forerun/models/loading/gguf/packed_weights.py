@@ -95,7 +95,7 @@ class _RecurrentTensors:
             rows[parameters["in_proj_qkv"]] = torch.cat(runs).argsort()
         out = parameters["out_proj"]
         columns = {out: rows.pop(out)} if reordered else {}
-        sizes = {"conv1d": (shape.channels, 1, shape.conv_kernel), "norm": (-1,), **dict.fromkeys(_HEADS, (-1,))}
+        sizes = {"conv1d": (shape.channels, 1, shape.conv_kernel), "norm": (-1,), **dict.fromkeys(_PER_HEAD, (-1,))}
         shapes = {parameters[part]: size for part, size in sizes.items() if part in parameters}
         rates = frozenset(parameters[part] for part in ("A_log",) if part in parameters)
         return cls(names, shapes, rows, columns, rates)
@@ -112,7 +112,7 @@ def _shaped(shapes: Mapping[str, tuple[int, ...]], parameter: str, tensor: GgufT
     return replace(tensor, shape=shape, blocks=rows)
 
 
-_HEADS = ("A_log", "dt_bias", "D")
+_PER_HEAD = ("A_log", "dt_bias", "D")
 """Numbers of each head."""
 
 
@@ -181,10 +181,10 @@ class PackedWeights(Mapping[str, GgufTensor]):
 
     Rows that the converter has permuted are brought back into Transformers' order: their packed rows are copied for
     that, all others lie in the file. So are value heads of recurrent layers, and the columns of the product behind
-    them, which are numbers then, unless the configuration says that heads are tiled (`TILED`). Norms
-    to whose weights Transformers adds a number have it in the file, and it is taken out; of rates of decay Transformers
-    has the logarithm. Experts are parameters apart, each a view of the file's tensor of all. What makes keys and values
-    of latents is one parameter of numbers where the file has one tensor for keys and one for values.
+    them, which are numbers then, unless the configuration says that heads are tiled (`TILED` in families/recurrent.py).
+    Norms to whose weights Transformers adds a number have it in the file, and it is taken out; of rates of decay
+    Transformers has the logarithm. Experts are parameters apart, each a view of the file's tensor of all. What makes
+    keys and values of latents is one parameter of numbers where the file has one tensor for keys and one for values.
 
     Raises:
         UnsupportedModelError: a tensor has no place in such a model.
@@ -216,7 +216,7 @@ class PackedWeights(Mapping[str, GgufTensor]):
             is_recurrent = 0 <= index < len(spec.layers) and spec.layers[index].recurrence is not None
             theirs = _LAYER.sub("blk.0.", tensor.name)
             there = recurrent if is_recurrent else names
-            if f"{theirs}.weight" in there:  # norms of Falcon-H1 leave the ending out
+            if theirs.endswith("_norm") and f"{theirs}.weight" in there:  # Falcon-H1 leaves the ending out
                 theirs = f"{theirs}.weight"
             parameter, place = there.get(theirs, ("", 0))
             placed = {parameter: tensor} if parameter else self._taken_apart(theirs, tensor)
