@@ -33,7 +33,8 @@ from forerun.utils.vocabulary import added_tokens, special_tokens
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
-_MOST, _MOST_BYTES = 64, 1 << 28
+_MOST = 64
+_MOST_BYTES = 1 << 28
 """Prepared grammars that are kept, those used last, and bytes of all of them."""
 _MOST_VERDICTS = 1024
 _SECONDS = 2.0

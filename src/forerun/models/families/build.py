@@ -40,13 +40,12 @@ NO_ROTATION = {"rope_type": "default", "rope_theta": 10000.0}
 _ACTIVATION_OPTIONS = ("hidden_act", "hidden_activation", "activation_function", "activation", "mlp_hidden_act")
 _LAYER_TYPES = {"full_attention", "sliding_attention", "attention"}
 _OF_SEVERAL = ("qk_layernorm", "clip_qkv", "use_bidirectional_attention", "scale_attn_by_inverse_layer_idx")
-"""Options of several families, with which no decoder is computed."""
+"""Options of several families that no decoder computes."""
 _NOT_SET = (None, False, 0, "vision")  # the last in Gemma 4, and of images alone
 NO_MODULES: Modules = MappingProxyType({})
 _NO_BIASES = frozenset[str]()
-
-
 _REASONS: ContextVar[list[str] | None] = ContextVar("reasons", default=None)
+"""Where `not_computed` collects; None: nobody asks."""
 
 
 @contextmanager

@@ -82,7 +82,9 @@ _NEUTRAL_OF_EXPERTS = {
     STEP: (0, 1),
 }
 """The same, of mixtures of experts."""
-SOFTMAX, SIGMOID, SOFTMAX_OF_CHOSEN = (1,), (2,), (3,)
+SOFTMAX = (1,)
+SIGMOID = (2,)
+SOFTMAX_OF_CHOSEN = (3,)
 """Values of expert_gating_func."""
 OPTIONS = ("num_experts", "num_experts_per_tok", "moe_intermediate_size")
 LOCAL = ("num_local_experts", "num_experts_per_tok", "intermediate_size")
@@ -323,14 +325,14 @@ def read_qwen_experts(fields: Fields, *, adds_to_one: bool = True, shares: bool 
 
 
 def read_state(fields: Fields) -> dict[str, int]:
-    """Return the sizes of the states by key, checked against each other."""
+    """Return the sizes of the states by key, checked against each other, and "head_width", that of a value head."""
     found = {key: fields.integer(f"ssm.{key}", low=1, high=2**31 - 1) for key in _STATE}
     if found["conv_kernel"] > MOST_CONV_KERNEL:
         raise fields.wrong("ssm.conv_kernel", f"{MOST_CONV_KERNEL} at most")
     for key, part in (("time_step_rank", "group_count"), ("inner_size", "time_step_rank")):
         if found[key] % found[part]:
             raise fields.wrong(f"ssm.{key}", f"a multiple of {found[part]}, which is ssm.{part}")
-    return found
+    return found | {"head_width": found["inner_size"] // found["time_step_rank"]}
 
 
 def read_by_layer(fields: Fields, key: str) -> list[int]:

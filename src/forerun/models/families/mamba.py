@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from forerun.models.families.build import (
@@ -46,6 +47,7 @@ from forerun.utils.json_file import Fields
 _STATE_SPACES = ("linear_attention", "mamba")
 """Transformers' names of recurrent layers."""
 _ENTRIES = ("in_proj_z", "in_proj_qkv", "in_proj_a")
+_PARAMETERS = ("conv1d", "A_log", "dt_bias", "D", "norm")
 
 
 def _state_space(
@@ -59,22 +61,19 @@ def _state_space(
     eps: float,
     limits: tuple[float, float],
     biases: frozenset[str],
-    **differing: Any,
+    has_norm: bool = True,
+    gates_first: bool = True,
+    scales: Mapping[str, float] = MappingProxyType({}),
 ) -> Recurrence:
     """Return a state space in the layer's module of this name.
 
     Args:
         heads, width: of values. groups, size: of keys and queries.
         eps: of the norm. limits: of steps.
-        biases: as of `_state_biases`. differing: fields of `Recurrence`.
+        biases: as of `_state_biases`. gates_first, scales: of `Recurrence`.
     """
     wide = heads * width
     channels = wide + 2 * groups * size
-    numbers = ("conv1d", "A_log", "dt_bias", "D", "norm")
-    fields = {
-        "parameters": {name: f"{module}.{name}" for name in numbers},
-        "gates_first": True,
-    }
     return recurrence(
         dict.fromkeys(_ENTRIES, f"{module}.in_proj") | {"out_proj": f"{module}.out_proj"},
         biases=biases,
@@ -86,6 +85,7 @@ def _state_space(
         key_width=size,
         value_width=width,
         order=("value", "key", "query"),
+        parameters={name: f"{module}.{name}" for name in _PARAMETERS if has_norm or name != "norm"},
         places={
             "in_proj_z": ((0, wide, 0, 1),),
             "in_proj_qkv": ((wide, channels, 0, 1),),
@@ -93,9 +93,10 @@ def _state_space(
         },
         normed_width=wide // groups,
         norms_each=False,
+        gates_first=gates_first,
         norm_eps=eps,
         time_step_limit=(limits[0], limits[1]),  # a list in files
-        **{**fields, **differing},
+        scales=scales,
     )
 
 
@@ -106,7 +107,7 @@ def _state_biases(in_products: bool, in_convolution: bool) -> frozenset[str]:
 
 
 def _mamba(config: Any, biases: frozenset[str] | None = None, **differing: Any) -> Recurrence:
-    """Return the state space of Bamba and its successors."""
+    """Return the state space of Bamba and its successors. differing: arguments of `_state_space`."""
     if {"linear_attention", "hybrid"} & {*config.layer_types}:
         require(config, "hidden_act", "silu")  # of the convolution, too
     own = _state_biases(config.mamba_proj_bias, config.mamba_conv_bias)
@@ -169,11 +170,10 @@ def _falcon_h1(config: Any) -> DecoderSpec:
     parts = zip(("gate", "value", "key", "query", "step"), config.ssm_multipliers, strict=True)
     scales = {part: entering * scale for part, scale in parts} | {"out": config.ssm_out_multiplier}
     biases = _state_biases(config.mamba_proj_bias, config.mamba_conv_bias) - {"out_proj"}
-    numbers = ("conv1d", "A_log", "dt_bias", "D", *(["norm"] if config.mamba_rms_norm else []))
     recurrent = _mamba(
         config,
         biases | ({"out_proj"} if config.projectors_bias else set()),
-        parameters={name: f"mamba.{name}" for name in numbers},
+        has_norm=config.mamba_rms_norm,
         gates_first=not config.mamba_norm_before_gate,
         scales=scales,
     )
@@ -275,7 +275,7 @@ def _read_mamba(fields: Fields) -> dict[str, Any]:
     hidden = fields.integer("embedding_length", low=1)
     return {
         "mamba_n_heads": state["time_step_rank"],
-        "mamba_d_head": state["inner_size"] // state["time_step_rank"],
+        "mamba_d_head": state["head_width"],
         "mamba_n_groups": state["group_count"],
         "mamba_d_state": state["state_size"],
         "mamba_d_conv": state["conv_kernel"],
@@ -332,7 +332,7 @@ def _read_nemotron_h(fields: Fields, width: int, tensors: Mapping[str, Any]) -> 
     return {
         "layer_types": kinds,
         "mamba_num_heads": state["time_step_rank"],
-        "mamba_head_dim": state["inner_size"] // state["time_step_rank"],
+        "mamba_head_dim": state["head_width"],
         "n_groups": state["group_count"],
         "ssm_state_size": state["state_size"],
         "conv_kernel": state["conv_kernel"],
@@ -346,7 +346,7 @@ def _read_mamba2(fields: Fields, width: int, tensors: Mapping[str, Any]) -> dict
     return {
         "layer_types": ["linear_attention"] * fields.integer("block_count", low=1),
         "num_heads": state["time_step_rank"],
-        "head_dim": state["inner_size"] // state["time_step_rank"],
+        "head_dim": state["head_width"],
         "expand": state["inner_size"] // hidden,
         "n_groups": state["group_count"],
         "state_size": state["state_size"],

@@ -140,7 +140,7 @@ def _gpt_oss(config: Any) -> DecoderSpec:
     return decoder(config, layer(config, own, experts))
 
 
-def are_sparse_of_qwen(config: Any) -> list[bool]:
+def _are_sparse_of_qwen(config: Any) -> list[bool]:
     """Return which layers of Qwen2-MoE or a successor have experts."""
     dense = getattr(config, "mlp_only_layers", None) or ()
     step = getattr(config, "decoder_sparse_step", 1)
@@ -148,7 +148,7 @@ def are_sparse_of_qwen(config: Any) -> list[bool]:
     return [index not in dense and config.num_experts > 0 and (index + 1) % step == 0 for index in indices]
 
 
-def qwen_experts(config: Any) -> Experts:
+def _qwen_experts(config: Any) -> Experts:
     """Return the experts of Qwen2-MoE or a successor."""
     shared = getattr(config, "shared_expert_intermediate_size", 0)
     return mixture(
@@ -162,19 +162,23 @@ def qwen_experts(config: Any) -> Experts:
     )
 
 
-def _qwen_moe(config: Any, own: AnyAttention) -> DecoderSpec:
+def qwen_layers(config: Any, own: AnyAttention) -> list[LayerSpec]:
+    """Return the layers of Qwen2-MoE or a successor, of which some, all or none have experts."""
     dense = feed_forward(config)
-    if not any(are_sparse_of_qwen(config)):
-        return decoder(config, layer(config, own, dense))
-    return decoder(config, some_with_experts(config, own, dense, qwen_experts(config), are_sparse_of_qwen(config)))
+    are_sparse = _are_sparse_of_qwen(config) if hasattr(config, "num_experts") else []
+    if not any(are_sparse):
+        return [layer(config, own, dense)] * config.num_hidden_layers
+    return some_with_experts(config, own, dense, _qwen_experts(config), are_sparse)
 
 
 def _qwen2_moe(config: Any) -> DecoderSpec:
-    return _qwen_moe(config, attention(config, biases=QKV if config.qkv_bias else frozenset()))
+    own = attention(config, biases=QKV if config.qkv_bias else frozenset())
+    return decoder(config, qwen_layers(config, own))
 
 
 def _qwen3_moe(config: Any) -> DecoderSpec:
-    return _qwen_moe(config, attention(config, HEAD_NORMS, biases=biases_of(config, "attention_bias")))
+    own = attention(config, HEAD_NORMS, biases=biases_of(config, "attention_bias"))
+    return decoder(config, qwen_layers(config, own))
 
 
 def _olmoe(config: Any, norms: Mapping[str, str] = LLAMA_NORMS) -> DecoderSpec:

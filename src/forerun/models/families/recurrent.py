@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from forerun.models.families.build import (
@@ -40,7 +39,7 @@ from forerun.models.families.gguf_keys import (
     read_qwen_experts,
     read_state,
 )
-from forerun.models.families.moe import are_sparse_of_qwen, qwen_experts
+from forerun.models.families.moe import qwen_layers
 from forerun.models.spec.attention import GATED_QUERY, HEAD_NORMS, AnyAttention
 from forerun.models.spec.decoder import DecoderSpec, Norms, Output
 from forerun.models.spec.feed_forward import EXPERT, AnyFeedForward
@@ -99,15 +98,9 @@ def _qwen3_5(config: Any, recurrent: Recurrence | None = None) -> DecoderSpec:
         qkv_groups=config.num_attention_heads,
         rotated_share=rotated_share(config),
     )
-    dense = layer(config, own, feed_forward(config))
-    layers = [dense] * config.num_hidden_layers
-    are_sparse = are_sparse_of_qwen(config) if hasattr(config, "num_experts") else []
-    if any(are_sparse):
-        sparse = replace(dense, feed_forward=qwen_experts(config))
-        layers = [sparse if each else dense for each in are_sparse]
     return decoder(
         config,
-        with_recurrences(config, layers, _DELTA_RULES, recurrent),
+        with_recurrences(config, qwen_layers(config, own), _DELTA_RULES, recurrent),
         norms=Norms(config.rms_norm_eps, offset=1.0),
         further_types=_DELTA_RULES,
     )
@@ -294,7 +287,7 @@ def _read_qwen35(fields: Fields, width: int, tensors: Mapping[str, Any]) -> dict
         "layer_types": ["linear_attention" if flag else "full_attention" for flag in flags[:count]],
         "linear_conv_kernel_dim": state["conv_kernel"],
         "linear_key_head_dim": state["state_size"],
-        "linear_value_head_dim": state["inner_size"] // state["time_step_rank"],
+        "linear_value_head_dim": state["head_width"],
         "linear_num_key_heads": state["group_count"],
         "linear_num_value_heads": state["time_step_rank"],
     }

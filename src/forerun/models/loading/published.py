@@ -184,7 +184,8 @@ def _integers(
 
 def _gptq(parts: Parts, settings: Settings) -> Stored:
     groups, out = parts[".scales"].get_shape()
-    (rows, _), (_, packed) = parts[""].get_shape(), parts[".qzeros"].get_shape()
+    (rows, _) = parts[""].get_shape()
+    (_, packed) = parts[".qzeros"].get_shape()
     bits = 32 * packed // out
     # added to whole words, as it was taken off: a zero of 0 has borrowed from the next
     lacking = sum(1 << shift for shift in range(0, 32, bits)) if settings.zeros_lack_one else 0
@@ -199,7 +200,8 @@ def _gptq(parts: Parts, settings: Settings) -> Stored:
 
 
 def _awq(parts: Parts, settings: Settings) -> Stored:
-    (groups, out), (width, _) = parts[".scales"].get_shape(), parts[""].get_shape()
+    (groups, out) = parts[".scales"].get_shape()
+    (width, _) = parts[""].get_shape()
 
     def read() -> tuple[Tensor, Tensor, Tensor]:
         codes, zeros = (codes_of(parts[key][...], of_outputs=True) for key in ("", ".qzeros"))
@@ -229,7 +231,9 @@ def _bytes(parts: Parts, settings: Settings, scale_part: str, zero_part: str, fa
 
     factor: of the scales.
     """
-    (out, width), zero, scale = parts[""].get_shape(), parts.get(zero_part), parts[scale_part]
+    (out, width) = parts[""].get_shape()
+    zero = parts.get(zero_part)
+    scale = parts[scale_part]
     groups = scale.get_shape()[1] if len(scale.get_shape()) == 2 else 1
     most = 1 << settings.bits - 1
 
