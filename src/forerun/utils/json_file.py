@@ -25,6 +25,7 @@ D = TypeVar("D")
 ErrorType = Callable[[str], Exception]
 
 MAX_BYTES = 1 << 28
+_CHUNK = 1 << 20
 REMEDY = "Write or download it anew."
 REQUIRED: Any = object()
 """As a default: the key must be there."""
@@ -55,14 +56,18 @@ def read_bytes(path: str | Path, error: ErrorType, *, remedy: str = REMEDY, max_
     Raises:
         error: no such file, not a regular one, not readable, larger than `max_bytes`.
     """
+    content = bytearray()
     try:
         with open_regular(path) as file:
-            content = file.read(max_bytes + 1)
+            while len(content) <= max_bytes and (
+                more := file.read(_CHUNK)
+            ):  # a read takes as much memory as it may need
+                content += more
     except (OSError, ValueError) as failure:  # ValueError: a path with a null character
         raise error(f"{path}: it cannot be read: {getattr(failure, 'strerror', None) or failure}. {remedy}") from None
     if len(content) > max_bytes:
         raise error(f"{path}: it is larger than {max_bytes:,} bytes, which no such file is. {remedy}")
-    return content
+    return bytes(content)
 
 
 def parse_json(content: str | bytes, place: str, error: ErrorType, *, remedy: str = REMEDY) -> Any:

@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -187,3 +188,17 @@ def test_any_damage_gives_values_or_the_error(tmp_path: Path) -> None:
                 rope.number("theta", 1.0)
         except ModelLoadError as raised:
             assert str(raised).startswith("f: ")  # noqa: PT017 (either way is right)
+
+
+def test_reading_takes_the_memory_of_what_is_there(tmp_path: Path) -> None:
+    path = file_with(tmp_path, SOUND)
+    tracemalloc.start()
+    try:
+        assert read_json(path, ConfigError) == json.loads(SOUND)
+        assert tracemalloc.get_traced_memory()[1] < 4 << 20
+    finally:
+        tracemalloc.stop()
+    path.write_bytes(b" " * (3 << 20) + b"1")
+    assert read_json(path, ConfigError) == 1
+    with pytest.raises(ConfigError, match="larger than 3,000,000 bytes"):
+        read_json(path, ConfigError, max_bytes=3_000_000)

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import GPT2Tokenizer, Qwen2Tokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GPT2Tokenizer, Qwen2Tokenizer
 from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS, set_split_regex
 
 from forerun.errors import ModelLoadError, UnsupportedModelError
 from forerun.models.loading.gguf.tokenizer import eos_token_ids, read_tokenizer, split_rules
+from forerun.models.loading.source import find_source
+from gguf_files import TINY, write_gguf
 from gguf_metadata import BYTE, CONTROL, NORMAL, UNUSED, USER_DEFINED, byte_level, sentencepiece
 from small_tokenizers import decoded
 
 T = "tokenizer.ggml."
+LENGTH = len(byte_level()[T + "tokens"])
 TEMPLATE = "{% for m in messages %}<s>{{ m['content'] }}{{ eos_token }}{% endfor %}"
 
 
@@ -92,7 +96,7 @@ def test_special_tokens() -> None:
     assert len(tokenizer) == len(byte_level()[T + "tokens"]) - 2
     assert tokenizer.convert_ids_to_tokens(len(tokenizer)) is None
     tokens, types = byte_level()[T + "tokens"], byte_level()[T + "token_type"]
-    late = byte_level(tokens=[*tokens, "<|im_end|>", "[PAD3]"], token_type=[*types, UNUSED, UNUSED])
+    late = byte_level(tokens=[*tokens, "<|im_end|>", "[PAD3]"], token_type=[*types, CONTROL, UNUSED])
     assert read_tokenizer(late, "m.gguf")("<|im_end|>")["input_ids"] == [len(tokens)]
 
 
@@ -130,16 +134,108 @@ def test_an_ordinary_word_that_a_file_names_is_not_cut_out_of_texts() -> None:
 
 
 def test_end_tokens() -> None:
-    assert eos_token_ids(byte_level(eos_token_id=1), "it.gguf") == {0, 1}  # </s> ends an answer whatever the file names
+    assert eos_token_ids(byte_level(eos_token_id=1), "it.gguf") == {0, 1}  # </s> is a control token
     assert eos_token_ids(byte_level(eos_token_id=1, eot_token_id=7, eom_token_id=8), "it.gguf") == {0, 1, 7, 8}
     tokens, types = byte_level()[T + "tokens"], byte_level()[T + "token_type"]
-    named = byte_level(tokens=[*tokens, "<|im_end|>", "<|fim_pad|>"], token_type=[*types, NORMAL, USER_DEFINED])
-    assert eos_token_ids(named, "it.gguf") == {0, len(tokens), len(tokens) + 1}
-    tokenizer = read_tokenizer(named, "m.gguf")
-    assert tokens_of(tokenizer, "he<|im_end|>") == ["he", "<|im_end|>"]  # matched, though marked as an ordinary token
-    assert decoded(tokenizer, [len(tokens)]) == ""
+    marked = byte_level(tokens=[*tokens, "<|im_end|>", "<|fim_pad|>"], token_type=[*types, CONTROL, CONTROL])
+    assert eos_token_ids(marked, "it.gguf") == {0, len(tokens), len(tokens) + 1}
+    assert tokens_of(read_tokenizer(marked, "m.gguf"), "he<|im_end|>") == ["he", "<|im_end|>"]
     calls = byte_level(tokens=["</s>", "<s>", "<|end|>", "<|call|>", "<|return|>"], token_type=[CONTROL] * 5)
     assert eos_token_ids(calls, "it.gguf") == {0, 3, 4}  # where calls end an answer, <|end|> ends a part of it
+
+
+@pytest.mark.parametrize("kind", [NORMAL, USER_DEFINED, UNUSED])
+def test_no_text_alone_makes_an_end_or_control_token(kind: int) -> None:
+    """To Gemma </s> is HTML, and Qwen's vocabulary has it as a word."""
+    tokens, types = byte_level()[T + "tokens"], byte_level()[T + "token_type"]
+    texts = ["</s>", "<|im_end|>", "<|fim_pad|>", "<|fim_prefix|>", "<EOT>"]
+    tokens, types = [*texts, *tokens[1:], "[PAD3]"], [*[kind] * len(texts), *types[1:], UNUSED]
+    eos = len(texts)  # of <s>
+    metadata = byte_level(tokens=tokens, token_type=types, eos_token_id=eos, bos_token_id=None)
+    assert eos_token_ids(metadata, "it.gguf") == {eos}
+    tokenizer = read_tokenizer(metadata, "m.gguf")
+    for text in texts:
+        ids = tokenizer(f"he{text}12")["input_ids"]
+        assert decoded(tokenizer, ids) == f"he{text}12"
+        assert (ids == tokenizer.convert_tokens_to_ids(["he", text, "12"])) == (kind == USER_DEFINED)
+    named = read_tokenizer(metadata | {T + "eot_token_id": 1}, "m.gguf")  # by the file, whatever its type
+    assert tokens_of(named, "he<|im_end|>12") == ["he", "<|im_end|>", "12"]
+    assert eos_token_ids(metadata | {T + "eot_token_id": 1}, "it.gguf") == {1, eos}
+    untyped = {key: value for key, value in metadata.items() if key != T + "token_type"}
+    assert eos_token_ids(untyped, "it.gguf") == {0, 1, 2, 4, eos}
+    assert tokens_of(read_tokenizer(untyped, "m.gguf"), "he</s>12") == ["he", "</s>", "12"]
+
+
+SIZES = {**TINY, "vocab_size": LENGTH, "hidden_size": 32, "intermediate_size": 32}
+CONFIGS = {"qwen2": "qwen2", "gemma3": "gemma3_text"}
+TEXTS = (
+    "he</s>12",
+    "<s>he</s><s>",
+    "<h1>hello</h1> <tool>12</tool>",
+    "he<|endoftext|>12<eos>",
+    "</s></s>w</S>",
+    "<|im_end|>",
+)
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "gemma3"])
+def test_ids_are_those_that_transformers_reads_of_the_same_file(kind: str, tmp_path: Path) -> None:
+    if kind == "qwen2":
+        tokens, types = byte_level()[T + "tokens"], byte_level()[T + "token_type"]
+        more = ["<|endoftext|>", "<|im_end|>"]
+        types = [NORMAL, NORMAL, *types[2:-2], CONTROL, CONTROL]
+        end = len(tokens) - 2
+        keys = byte_level(
+            "qwen2", tokens=[*tokens[:-2], *more], token_type=types, eos_token_id=end + 1, bos_token_id=end
+        )
+        ends = {end, end + 1}
+    else:
+        tokens, types = sentencepiece()[T + "tokens"], sentencepiece()[T + "token_type"]
+        tokens = [
+            "<pad>",
+            "<eos>",
+            "<bos>",
+            "<unk>",
+            *tokens[3:],
+            "<s>",
+            "</s>",
+            "<end_of_turn>",
+            *"<>/|_12345678iufnm",
+        ]
+        types = [*[CONTROL] * 4, *types[3:], USER_DEFINED, USER_DEFINED, CONTROL, *[NORMAL] * 18]
+        scores = [-float(rank) for rank in range(len(tokens))]
+        named = {"eos_token_id": 1, "bos_token_id": 2, "unknown_token_id": 3, "padding_token_id": 0}
+        keys = sentencepiece(tokens=tokens, token_type=types, scores=scores, add_space_prefix=False, **named)
+        ends = {1, tokens.index("<end_of_turn>")}
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(CONFIGS[kind], **SIZES))
+    write_gguf(tmp_path / "it.gguf", model, keys=keys)
+    theirs = AutoTokenizer.from_pretrained(tmp_path, gguf_file="it.gguf")
+    ours = read_tokenizer(keys, "it.gguf")
+    for text in TEXTS:
+        ids = theirs(text, add_special_tokens=False)["input_ids"]
+        assert ours(text, add_special_tokens=False)["input_ids"] == ids
+        assert decoded(ours, ids) == decoded(theirs, ids)
+    assert eos_token_ids(keys, "it.gguf") == ends
+
+
+def test_a_generation_configuration_beside_the_file_names_end_tokens(tmp_path: Path) -> None:
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model("llama", **SIZES))
+    write_gguf(tmp_path / "it.gguf", model, keys=byte_level())
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [7, 100000, -1]}')
+    source = find_source(tmp_path / "it.gguf")
+    assert source.eos_token_ids(source.plain_config()) == {0, 7}
+
+
+@pytest.mark.parametrize("index", [LENGTH, 2**32 - 1, -1])
+def test_special_ids_that_are_no_tokens_are_left_out(index: int, caplog: pytest.LogCaptureFixture) -> None:
+    named = {"eos_token_id": index, "bos_token_id": index, "fim_pre_token_id": index}
+    metadata = byte_level(**named, add_bos_token=True)
+    tokenizer = read_tokenizer(metadata, "folder/m.gguf")
+    assert (tokenizer.eos_token, tokenizer.bos_token) == (None, None)
+    assert tokens_of(tokenizer, "he", special=True) == ["he"]
+    assert eos_token_ids(metadata, "m.gguf") == {0}
+    left = f"folder/m.gguf: tokenizer.ggml.bos_token_id is {index}, which is left out: there are {LENGTH} tokens."
+    assert left in caplog.messages
 
 
 def test_chat_template() -> None:
@@ -200,7 +296,6 @@ def changed(key: str, value: Any) -> dict[str, Any]:
     return byte_level(**{key: value})
 
 
-LENGTH = len(byte_level()[T + "tokens"])
 WRONG = {
     "no tokens": (changed("tokens", None), "tokenizer.ggml.tokens is missing|tokens is None"),
     "an empty list": (changed("tokens", []), "at least one token"),
@@ -215,7 +310,6 @@ WRONG = {
     "a merge of one": (changed("merges", ["he"]), "merge 0 does not join"),
     "a merge of strangers": (changed("merges", ["h e", "xyz q"]), "merge 1 does not join"),
     "a merge to a stranger": (changed("merges", ["h q"]), "merge 0 does not join"),
-    "an id out of range": (changed("bos_token_id", LENGTH), f"bos_token_id is {LENGTH}, but must be"),
     "an id that is none": (changed("eos_token_id", "x"), "eos_token_id is 'x'"),
     "bos wanted and not named": (byte_level(add_bos_token=True, bos_token_id=None), "bos_token_id is missing"),
     "a flag that is none": (changed("add_bos_token", 7), "add_bos_token is 7"),

@@ -96,14 +96,16 @@ def read_gguf_config(file: GgufFile, eos_ids: Iterable[int]) -> dict[str, Any]:
             f"{REMEDY}"
         )
     tokens = file.metadata.get("tokenizer.ggml.tokens")
+    vocab_size = len(tokens) if isinstance(tokens, list) else file.tensors[EMBEDDING].shape[0]
+    bos = file.fields.integer("tokenizer.ggml.bos_token_id", None)
     values = {
-        "vocab_size": len(tokens) if isinstance(tokens, list) else file.tensors[EMBEDDING].shape[0],
+        "vocab_size": vocab_size,
         "hidden_size": fields.integer("embedding_length", low=1),
         "num_hidden_layers": num_layers,
         "max_position_embeddings": fields.integer("context_length", low=1),
         **({architecture.eps: fields.number(architecture.eps_key, low=0)} if architecture.eps else {}),
         "tie_word_embeddings": HEAD not in file.tensors,  # the embedding, stored once, is the output layer as well
-        "bos_token_id": file.fields.integer("tokenizer.ggml.bos_token_id", None, low=0),
+        "bos_token_id": bos if bos in range(vocab_size) else None,
         "eos_token_id": sorted(eos_ids) or None,
         "pad_token_id": None,  # Transformers' defaults are ids of the families' larger vocabularies
         "model_type": architecture.model_type,

@@ -15,8 +15,8 @@ from forerun.errors import ModelLoadError
 from forerun.kernels.block_weight import BLOCK_TYPES, BlockType, BlockWeight
 from forerun.kernels.quantize import QuantizedFormat, QuantizedWeight
 from forerun.models.families.table import spec_of
-from forerun.models.loading.configuration import PlainConfig, token_ids_of
-from forerun.models.loading.folder import part_paths
+from forerun.models.loading.configuration import PlainConfig, read_eos_token_ids, token_ids_of
+from forerun.models.loading.folder import GENERATION_CONFIG, part_paths
 from forerun.models.loading.gguf.configuration import read_gguf_config, transformers_config
 from forerun.models.loading.gguf.file import REMEDY, GgufFile, block_weight, form_to_keep, weight_to_keep
 from forerun.models.loading.gguf.packed_weights import PackedWeights, open_slices
@@ -25,6 +25,7 @@ from forerun.models.loading.gguf.tokenizer import eos_token_ids, read_tokenizer,
 from forerun.models.loading.source import ModelSource
 from forerun.models.loading.weights import Checkpoint
 from forerun.models.spec.decoder import DecoderSpec
+from forerun.utils.json_file import Fields
 
 _FORMATS: Mapping[str, str] = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 """Type of tensor -> number format, of those that are not quantized."""
@@ -77,8 +78,14 @@ class GgufSource(ModelSource):
 
     @cached_property
     def eos_ids(self) -> frozenset[int]:
-        """Return the tokens that end an output, as the file says; none if it has no tokenizer."""
-        return eos_token_ids(self.file.metadata, str(self.path), self._tokens) if self.has_tokenizer() else frozenset()
+        """Return the tokens that end an output, as the file says, or a generation configuration beside it; none if it
+        has no tokenizer."""
+        if not self.has_tokenizer():
+            return frozenset()
+        ends = eos_token_ids(self.file.metadata, str(self.path), self._tokens)
+        beside = self.path.with_name(GENERATION_CONFIG)
+        more = read_eos_token_ids(Fields.read(beside, ModelLoadError)) if beside.is_file() else None
+        return ends | {index for index in more or () if index in range(len(self._tokens[0].texts))}
 
     @cached_property
     def _tokens(self) -> tuple[TokenList, str]:

@@ -6,12 +6,15 @@ Keys and types are those of the GGUF specification. Where a file leaves somethin
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 
 from forerun.errors import ModelLoadError
 from forerun.utils.json_file import Fields
+
+_log = logging.getLogger(__name__)
 
 PREFIX = "tokenizer.ggml."
 TOKENS = PREFIX + "tokens"
@@ -44,6 +47,10 @@ class TokenType(IntEnum):
     BYTE = 6
 
 
+MARKED = (TokenType.CONTROL, TokenType.UNKNOWN)
+"""Types of tokens that are no text."""
+
+
 @dataclass(frozen=True, slots=True)
 class TokenList:
     """The tokens of a file.
@@ -62,6 +69,13 @@ class TokenList:
     ids: Mapping[str, int]
     named: Mapping[str, int]
 
+    def marked(self, texts: Iterable[str]) -> set[int]:
+        """Return the ids of tokens of these texts that the file marks as no text, by their type or by a name; in a file
+        without types, of all."""
+        found = {self.ids[text] for text in texts if text in self.ids}
+        named = set(self.named.values())
+        return {index for index in found if TYPES not in self.fields or self.types[index] in MARKED or index in named}
+
     def wrong(self, key: str, reason: str) -> ModelLoadError:
         """Return the error about a key's value."""
         return ModelLoadError(f"{self.fields.place}: {key}: {reason}. {self.fields.remedy}")
@@ -75,9 +89,11 @@ def read_token_list(fields: Fields, default_ids: Mapping[str, int]) -> TokenList
     Args:
         default_ids: role -> id, where the file names none and there are as many tokens.
 
+    Named ids that are none of theirs are left out with a warning, as in llama.cpp: converters write -1 for none.
+
     Raises:
         ModelLoadError: there are none, a text is not a string of UTF-8 or stands there twice, a type is unknown, there
-            are not as many types as tokens, or a named id is none of theirs.
+            are not as many types as tokens, or a named id is no whole number.
     """
     texts = [text or f"[EMPTY_{index}]" for index, text in enumerate(fields.list_of(TOKENS, str))]
     if not texts:
@@ -87,11 +103,14 @@ def read_token_list(fields: Fields, default_ids: Mapping[str, int]) -> TokenList
         first = ids.setdefault(text, index)
         if first != index:
             raise ModelLoadError(f"{fields.place}: {TOKENS}: tokens {first} and {index} are the same. {fields.remedy}")
-    named = {role: index for role, index in default_ids.items() if index < len(texts)} | {
-        role: fields.integer(PREFIX + key, low=0, high=len(texts) - 1)
-        for role, key in NAMED.items()
-        if PREFIX + key in fields
-    }
+    named = {role: index for role, index in default_ids.items() if index < len(texts)}
+    for role, key in NAMED.items():
+        index = fields.integer(PREFIX + key, None)
+        if index is not None and 0 <= index < len(texts):
+            named[role] = index
+        elif index is not None:
+            message = "%s: %s is %d, which is left out: there are %s tokens."
+            _log.warning(message, fields.place, PREFIX + key, index, f"{len(texts):,}")
     return TokenList(fields, texts, _types(fields, len(texts)), ids, named)
 
 

@@ -30,6 +30,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from forerun.errors import ModelLoadError, UnsupportedModelError
 from forerun.models.loading.gguf.file import REMEDY
 from forerun.models.loading.gguf.token_list import (
+    MARKED,
     NAMED,
     PREFIX,
     TOKENS,
@@ -102,11 +103,12 @@ def merges_of_scores(tokens: TokenList, matched: Collection[int] = ()) -> list[t
     return [(left, right) for _, _, left, right in sorted(merges)]
 
 
-# Which tokens end an answer, and which are matched in a text though the file does not mark them.
+# Which tokens end an answer, and which are matched in a text.
 #
 # GGUF names one end of text, and often no end of a turn. llama.cpp therefore searches for the texts of such tokens in
-# published models (src/llama-vocab.cpp, `llama_vocab::impl::load`, "special tokens"); these are its lists. A token of
-# these texts is a control token whatever its type.
+# published models (src/llama-vocab.cpp, `llama_vocab::impl::load`, "special tokens"); these are its lists. It makes any
+# token of these texts a control token. Here one must be of that type, or named by the file: to Gemma </s> is HTML, and
+# Qwen's tokenizer has it as a word like others. In a file without types the text alone decides.
 
 _ENDS = frozenset(
     {
@@ -135,11 +137,11 @@ _FILL_IN = {  # role -> the texts that a token of it may have, where the file do
 
 
 def end_tokens(tokens: TokenList) -> frozenset[int]:
-    """Return the ids that end an answer: eos, eot and eom of the file, and tokens that llama.cpp recognises by their
-    text."""
+    """Return the ids that end an answer: eos, eot and eom of the file, and marked tokens of the texts of _ENDS, or that
+    fill in."""
     roles = _found_by_text(tokens) | dict(tokens.named)
     ends = {roles[role] for role in ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep") if role in roles}
-    ends |= {tokens.ids[text] for text in _ENDS if text in tokens.ids}
+    ends |= tokens.marked(_ENDS)
     texts = {tokens.texts[index] for index in ends}
     # formats in which these texts end a part of an answer only
     if texts & {"<|call|>", "<|calls|>"} and texts & {"<|return|>", "<|flush|>"}:
@@ -150,13 +152,9 @@ def end_tokens(tokens: TokenList) -> frozenset[int]:
 
 
 def _found_by_text(tokens: TokenList) -> dict[str, int]:
-    """Return role -> id. If several texts of a role are tokens, llama.cpp takes any of them; here it is the lowest
-    id."""
-    return {
-        role: min(ids)
-        for role, texts in _FILL_IN.items()
-        if (ids := [tokens.ids[text] for text in texts if text in tokens.ids])
-    }
+    """Return role -> id. If several marked tokens have a text of a role, llama.cpp takes any of them; here it is the
+    lowest id."""
+    return {role: min(ids) for role, texts in _FILL_IN.items() if (ids := tokens.marked(texts))}
 
 
 # The rules by which text is split before merges apply, by the name in `tokenizer.ggml.pre`: Transformers' own, and, of
@@ -356,6 +354,8 @@ def _ends_of_text(tokens: TokenList, *, add_bos: bool) -> Any:
     parts = dict[str, list[str]](bos=[], eos=[])
     special = []
     for role in (role for role, is_wanted in added.items() if is_wanted):
+        if role not in tokens.named and PREFIX + NAMED[role] in tokens.fields:
+            continue  # left out, with a warning
         if role not in tokens.named:
             raise tokens.wrong(f"{PREFIX}add_{role}_token", f"it is true, but {PREFIX}{NAMED[role]} is missing")
         text = tokens.texts[tokens.named[role]]
@@ -370,8 +370,8 @@ def _ends_of_text(tokens: TokenList, *, add_bos: bool) -> Any:
 def _control(tokens: TokenList) -> frozenset[int]:
     """Return the ids of control and unknown tokens, and of those that are control tokens because of their text."""
     by_text = {role: index for role, index in _found_by_text(tokens).items() if role not in tokens.named}
-    by_type = {index for index, kind in enumerate(tokens.types) if kind in (TokenType.CONTROL, TokenType.UNKNOWN)}
-    return frozenset(by_type | {*by_text.values()} | {tokens.ids[text] for text in _ENDS if text in tokens.ids})
+    by_type = {index for index, kind in enumerate(tokens.types) if kind in MARKED}
+    return frozenset(by_type | {*by_text.values()} | tokens.marked(_ENDS))
 
 
 def _matched(tokens: TokenList) -> frozenset[int]:
