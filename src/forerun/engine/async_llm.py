@@ -69,8 +69,8 @@ class AsyncLLM:
         await self.close()
 
     async def get_tokenizer(self) -> Any:
-        """Return the tokenizer; None if the model has none."""
-        return self.llm.tokenizer
+        """Return the Transformers tokenizer; None if the model has none."""
+        return self.llm.get_tokenizer()
 
     async def generate(
         self,

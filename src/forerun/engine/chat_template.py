@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence as Seq
 from contextlib import suppress
-from inspect import unwrap
 from numbers import Number
 from types import MappingProxyType
 from typing import Any, TypeAlias
@@ -13,6 +12,7 @@ from forerun.engine.request_checks import check_length, check_text, excess_chara
 from forerun.errors import ContextLengthError, PromptError
 from forerun.models import LanguageModel
 from forerun.utils.children import RENDERERS, TaskLimitError
+from forerun.utils.library_tokenizer import writes_chats_itself
 from forerun.utils.vocabulary import encode_text
 
 Message: TypeAlias = Mapping[str, Any]
@@ -158,16 +158,15 @@ def apply_template(tokenizer: Any, messages: Seq[Message], **given: Any) -> str:
         TaskLimitError: it takes too much time or memory.
         Exception: what the template, or the tokenizer's class, raises.
     """
-    from transformers import PreTrainedTokenizerBase
-    from transformers.utils import get_json_schema
-
-    if unwrap(type(tokenizer).apply_chat_template) is not PreTrainedTokenizerBase.apply_chat_template:
+    if writes_chats_itself(tokenizer):
         return str(tokenizer.apply_chat_template(messages, tokenize=False, **given))  # a library's, of no template
     tools = given.get("tools")
     template = tokenizer.get_chat_template(given.get("chat_template"), tools)
     others = {key: value for key, value in given.items() if key not in ("chat_template", "tools")}
     options = {**tokenizer.special_tokens_map, **others}
     if tools is not None:
+        from transformers.utils import get_json_schema
+
         options["tools"] = [get_json_schema(tool) if callable(tool) else tool for tool in tools]
     arguments = {"template": template, "messages": [*messages], "given": options}
     _, text = RENDERERS.perform("render", arguments, seconds=_RENDER_SECONDS)

@@ -286,8 +286,8 @@ class LLM(Closing):
         self.shared = SharedEngine(self.engine)
 
     def get_tokenizer(self) -> Any:
-        """Return the tokenizer; None if the model has none."""
-        return self.tokenizer
+        """Return the Transformers tokenizer; None if the model has none."""
+        return getattr(self.tokenizer, "full", self.tokenizer)
 
     def get_default_sampling_params(self) -> SamplingParams:
         """Return the options that the target's files recommend. `generate` takes them only if it is given them."""

@@ -29,7 +29,7 @@ from forerun.models.loading.gguf.configuration import ROPE_FACTORS, llama3_facto
 from forerun.models.loading.gguf.file import GgufFile
 from forerun.models.loading.gguf.source import GgufSource
 from forerun.models.loading.gguf.token_list import NAMED, PREFIX, TOKENS, TYPES, TokenType
-from forerun.models.loading.gguf.tokenizer import CHAT_TEMPLATE, MODEL, PRE_TOKENIZER, split_rules
+from forerun.models.loading.gguf.tokenizer import CHAT_TEMPLATE, MODEL, PRE_TOKENIZER, SPLIT_RULES
 from forerun.models.loading.source import find_source
 from forerun.utils.files import atomic_file, refuse_to_overwrite
 from forerun.utils.vocabulary import backend, tokens_by_id
@@ -165,12 +165,12 @@ def _pre_tokenizer_name(contents: Mapping[str, Any], name: str) -> str:
     """Return llama.cpp's name of a tokenizer's pre-tokenizer."""
     ours = _patterns(contents.get("pre_tokenizer"))
     converters = "llama-bpe"
-    rules = [rule for rule, patterns in split_rules().items() if patterns == ours]
+    rules = [rule for rule, patterns in SPLIT_RULES.items() if patterns == ours]
     if rules:
         return converters if converters in rules else rules[0]
     raise UnsupportedModelError(
         f"the tokenizer of {name} splits texts by a rule that llama.cpp does not have. Give --target FILE.gguf, whose "
-        f"metadata is copied, or the key pre in the configuration file, one of {', '.join(sorted(split_rules()))}: "
+        f"metadata is copied, or the key pre in the configuration file, one of {', '.join(sorted(SPLIT_RULES))}: "
         "texts are then split by that rule; prompts of token ids are unaffected."
     )
 
@@ -254,8 +254,8 @@ def _check(out: Path, type_name: str, target: str | Path | None, pre: str | None
         raise ConfigError(f"type is {type_name!r}, but must be one of {', '.join(GGUF_TYPES)}.")
     if pre is not None and target is not None:
         raise ConfigError("pre is given with a target, whose tokenizer's metadata is copied as it is. Leave one out.")
-    if pre is not None and pre not in split_rules():
-        raise ConfigError(f"pre is {pre!r}, but must be one of {', '.join(sorted(split_rules()))}.")
+    if pre is not None and pre not in SPLIT_RULES:
+        raise ConfigError(f"pre is {pre!r}, but must be one of {', '.join(sorted(SPLIT_RULES))}.")
     if out.suffix.lower() != GGUF_SUFFIX:
         raise ConfigError(f"{out} must end with {GGUF_SUFFIX}, the suffix of GGUF files.")
     if out.is_dir():

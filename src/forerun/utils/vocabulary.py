@@ -15,6 +15,7 @@ from typing import Any
 from forerun.errors import IncompatibleDrafterError, PromptError, RequestError
 from forerun.utils.children import CHILDREN, TaskError, TaskLimitError
 from forerun.utils.foreign_errors import is_panic
+from forerun.utils.library_tokenizer import LibraryTokenizer
 
 _CALLS = (
     *("__call__", "encode", "decode", "batch_decode", "tokenize", "apply_chat_template"),
@@ -79,6 +80,8 @@ def encode_text(tokenizer: Any, text: str, *, special: bool) -> list[int]:
         except TaskError as error:
             raise PromptError(f"A text of {len(text):,} characters cannot be tokenized: {error}.") from None
         return array("I", ids).tolist()
+    if isinstance(tokenizer, LibraryTokenizer):
+        return tokenizer.encode(text, add_special_tokens=special)  # type: ignore[no-any-return]
     # not verbose: it would warn of texts longer than the length in its configuration, which says nothing of the model
     found: list[int] = tokenizer(text, add_special_tokens=special, verbose=False)["input_ids"]
     return found
@@ -86,6 +89,8 @@ def encode_text(tokenizer: Any, text: str, *, special: bool) -> list[int]:
 
 def _is_of_library(tokenizer: Any) -> bool:
     """Return whether the library `tokenizers` alone makes its token ids."""
+    if isinstance(tokenizer, LibraryTokenizer):
+        return True
     from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
     cls = type(tokenizer)
@@ -244,7 +249,7 @@ def ids_fingerprint(tokenizer: Any) -> str:
 
 
 def guarded(tokenizer: Any, place: str) -> Any:
-    """Make a Transformers tokenizer raise RequestError where the library panics, which else is no Exception.
+    """Make a tokenizer raise RequestError where the library panics, which else is no Exception.
 
     place: its file, for messages.
     """

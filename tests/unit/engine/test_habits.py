@@ -190,7 +190,7 @@ def test_the_asynchronous_interface_takes_the_same(names: dict[str, Any]) -> Non
             kwargs = {"enable_thinking": True}
             assert (await llm.chat(CHAT, max_tokens=1, chat_template_kwargs=kwargs)).prompt_token_ids == [1, 2, 10]
             assert [chunk.token_ids async for chunk in llm.stream("bcd", max_tokens=1, temperature=0)]
-            assert await llm.get_tokenizer() is names["llm"].tokenizer
+            assert await llm.get_tokenizer() is names["llm"].get_tokenizer()
             with pytest.raises(ConfigError, match="Did you mean max_tokens"):
                 await llm.generate("bcd", max_new_tokens=3)
 

@@ -27,6 +27,7 @@ from forerun.kernels.block_weight import BlockType, BlockWeight
 from forerun.kernels.quantize import QuantizedFormat, QuantizedWeight
 from forerun.models.loading.configuration import (
     OUTPUT_TOKENS,
+    PlainConfig,
     check_values,
     read_eos_token_ids,
     text_config,
@@ -36,7 +37,7 @@ from forerun.models.loading.configuration import (
 from forerun.models.loading.folder import CONFIG, GENERATION_CONFIG, INDEX, TOKENIZER, ModelFolder
 from forerun.models.loading.published import COMPUTED, PublishedWeights, Settings, check_codes, settings_of
 from forerun.models.loading.source import ModelSource, Quantization
-from forerun.models.loading.transformers_modules import check_sentence_piece, read_folder_tokenizer
+from forerun.models.loading.transformers_modules import check_sentence_piece, is_bundled, read_folder_tokenizer
 from forerun.models.loading.weight_maker import LAYOUT, METHOD
 from forerun.models.loading.weights import Checkpoint, TensorSlice
 from forerun.models.spec.decoder import DecoderSpec
@@ -95,6 +96,11 @@ class FolderSource(ModelSource):
         if len({bool(getattr(each, "tie_word_embeddings", None)) for each in (whole, text)}) > 1:
             text.tie_word_embeddings = not self._has_output_layer()
         return text
+
+    def plain_config(self) -> Any:
+        """Return the configuration, of a bundled model without Transformers (`ModelSource.plain_config`): its file says
+        all that its family's reads."""
+        return PlainConfig(**self.folder.config().values) if is_bundled(self.folder.path) else self.config()
 
     def eos_token_ids(self, config: Any) -> frozenset[int]:
         """Return the tokens that end an output; ids that are no token are left out (`ModelSource.eos_token_ids`).

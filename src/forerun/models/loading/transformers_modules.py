@@ -9,21 +9,24 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from tokenizers import Tokenizer
 
 from forerun.config import BUNDLED_MODELS
 from forerun.errors import ModelLoadError, UnsupportedModelError
 from forerun.models.families.table import refusal
-from forerun.models.loading.folder import TEKKEN, TOKENIZER
+from forerun.models.loading.folder import TEKKEN, TOKENIZER, TOKENIZER_CONFIG
 from forerun.models.loading.tokenizer_trial import check_tokenizer
 from forerun.models.loading.weights import Checkpoint, check_num_layers, check_numbers, check_shapes, check_unused
 from forerun.models.spec.decoder import DecoderSpec
 from forerun.utils.deferred import DeferredModule
 from forerun.utils.foreign_errors import REMEDY, as_load_errors
-from forerun.utils.json_file import read_bytes
+from forerun.utils.json_file import Fields, read_bytes
+from forerun.utils.library_tokenizer import LibraryTokenizer
 from forerun.utils.vocabulary import guarded
 
 if TYPE_CHECKING:
@@ -34,8 +37,14 @@ else:
 _log = logging.getLogger(__name__)
 
 
+def is_bundled(folder: Path) -> bool:
+    """Return whether a folder is one of the package's own models: what Transformers would make of its files is known
+    (`tests/unit/models/test_bundled_files.py`), and the import is spared."""
+    return folder in BUNDLED_MODELS.values()
+
+
 def read_folder_tokenizer(folder: Path, name: str, remedy: str) -> Any:
-    """Return the Transformers tokenizer of a folder, which raises RequestError where it fails.
+    """Return the tokenizer of a folder, which raises RequestError where it fails.
 
     Args:
         name: the name that the user gave. remedy: what to do where there is no tokenizer in it.
@@ -43,24 +52,37 @@ def read_folder_tokenizer(folder: Path, name: str, remedy: str) -> Any:
     Raises:
         ModelLoadError: it cannot be read or used, or needs code of the folder's.
     """
-    from transformers import AutoTokenizer
-
     path = folder / TOKENIZER
-    is_own = folder in BUNDLED_MODELS.values()
+    is_own = is_bundled(folder)
     if path.exists() and not is_own:
         check_tokenizer(read_bytes(path, ModelLoadError, remedy=remedy), str(path), remedy)
     with as_load_errors(f"no tokenizer could be read from {name}", remedy):
-        if (folder / TEKKEN).exists() and not path.exists():
+        if is_own:
+            tokenizer = _bundled_tokenizer(folder)
+        elif (folder / TEKKEN).exists() and not path.exists():
             tokenizer = _read_tekken(folder / TEKKEN)
-        else:  # mistral_format: where mistral-common is installed, its tokenizer would be taken, which has no template
-            tokenizer = AutoTokenizer.from_pretrained(
-                folder, local_files_only=True, trust_remote_code=False, mistral_format=False
-            )
+        else:
+            tokenizer = _by_transformers(folder)
         if not is_own:  # its other files may hold values that are read when it is called
             tokenizer.decode(tokenizer("a", verbose=False)["input_ids"])
     if not path.exists() and (made := getattr(tokenizer, "backend_tokenizer", None)):  # of a file in another format
         check_tokenizer(made.to_str().encode(), name, remedy)
     return guarded(tokenizer, name)
+
+
+def _bundled_tokenizer(folder: Path) -> LibraryTokenizer:
+    settings = Fields.read(folder / TOKENIZER_CONFIG, ModelLoadError).values
+    named = {role: value for role, value in settings.items() if role.endswith("_token")}
+    return LibraryTokenizer(
+        Tokenizer.from_file(str(folder / TOKENIZER)), named, None, partial(_by_transformers, folder)
+    )
+
+
+def _by_transformers(folder: Path) -> Any:
+    from transformers import AutoTokenizer
+
+    # mistral_format: where mistral-common is installed, its tokenizer would be taken, which has no template
+    return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False, mistral_format=False)
 
 
 def _read_tekken(path: Path) -> Any:

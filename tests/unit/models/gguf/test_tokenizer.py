@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GPT2To
 from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS, set_split_regex
 
 from forerun.errors import ModelLoadError, UnsupportedModelError
-from forerun.models.loading.gguf.tokenizer import eos_token_ids, read_tokenizer, split_rules
+from forerun.models.loading.gguf.tokenizer import SPLIT_RULES, eos_token_ids, read_tokenizer
 from forerun.models.loading.source import find_source
 from gguf_files import TINY, write_gguf
 from gguf_metadata import BYTE, CONTROL, NORMAL, UNUSED, USER_DEFINED, byte_level, sentencepiece
@@ -61,7 +61,7 @@ def test_letters_without_case_are_split_apart_for_deepseek() -> None:
         assert pieces == text.split("|")
 
 
-@pytest.mark.parametrize("pre", sorted(split_rules().keys() & GGUF_PRE_TOKENIZER_SPLITS.keys()))
+@pytest.mark.parametrize("pre", sorted(SPLIT_RULES.keys() & GGUF_PRE_TOKENIZER_SPLITS.keys()))
 def test_texts_are_split_as_transformers_splits_them(pre: str) -> None:
     theirs = set_split_regex(GPT2Tokenizer(vocab={"a": 0}, merges=[]), {"pre_tokenizer_type": pre})
     ours = read_tokenizer(byte_level(pre), "m.gguf").backend_tokenizer.pre_tokenizer

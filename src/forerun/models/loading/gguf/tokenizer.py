@@ -21,7 +21,6 @@ tokenizers differ:
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from functools import cache
 from itertools import pairwise
 from typing import Any
 
@@ -41,6 +40,7 @@ from forerun.models.loading.gguf.token_list import (
 )
 from forerun.utils.foreign_errors import as_load_errors
 from forerun.utils.json_file import Fields
+from forerun.utils.library_tokenizer import LibraryTokenizer
 from forerun.utils.vocabulary import guarded
 
 # Merges of byte-pair encodings: read and checked, or derived from the scores of a SentencePiece vocabulary.
@@ -157,11 +157,35 @@ def _found_by_text(tokens: TokenList) -> dict[str, int]:
     return {role: min(ids) for role, texts in _FILL_IN.items() if (ids := tokens.marked(texts))}
 
 
-# The rules by which text is split before merges apply, by the name in `tokenizer.ggml.pre`: Transformers' own, and, of
-# those that it does not have, llama.cpp's (src/llama-vocab.cpp, `llm_tokenizer_bpe`).
+# The rules by which text is split before merges apply, by the name in `tokenizer.ggml.pre`: Transformers' own
+# (`GGUF_PRE_TOKENIZER_SPLITS`, whose import takes seconds), and, of those that it does not have, llama.cpp's
+# (src/llama-vocab.cpp, `llm_tokenizer_bpe`).
 
 _GPT_2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-_OURS: Mapping[str, tuple[str, ...]] = {
+_CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_SPACES = r"|\s+(?!\S)|\s+"
+_WORDS = _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+" + _SPACES
+_BY_CASE = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+%s"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*%s"
+    r"|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+" + _SPACES
+)
+_LIKE_LLAMA_3 = (
+    *("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2", "jina-v5-nano"),
+)
+SPLIT_RULES: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys((*_LIKE_LLAMA_3, "dbrx", "smaug-bpe", "glm4", "chatglm-bpe"), (_WORDS % "{1,3}",)),
+    **dict.fromkeys(
+        ("qwen2", "deepseek-r1-qwen", "kormo", "f2llmv2", "megrez", "stablelm2", "hunyuan"), (_WORDS % "",)
+    ),
+    "qwen35": (
+        _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+" + _SPACES,
+    ),
+    "tekken": (_BY_CASE % ("", "", ""),),
+    **dict.fromkeys(
+        ("gpt-4o", "llama4", "kanana2", "talkie", "minimax-m2"),
+        (_BY_CASE % (f"{_CONTRACTIONS}?", f"{_CONTRACTIONS}?", "{1,3}"),),
+    ),
     **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone"), (r"\p{N}", _GPT_2)),
     **dict.fromkeys(("gpt-2", "phi-2", "mellum", "a.x-4.0", "gigachat", "olmo", "jais", "trillion"), (_GPT_2,)),
     **dict.fromkeys(("exaone4", "granite-docling"), (_GPT_2,)),
@@ -195,24 +219,7 @@ _OURS: Mapping[str, tuple[str, ...]] = {
 }
 # Rules by which a part that is a token as a whole becomes that token, whatever the merges say, and a text begins with
 # bos where the file does not say: Transformers does not note that.
-_WHOLE_TOKENS = frozenset(
-    {
-        *("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2", "jina-v5-nano"),
-        "tekken",
-    }
-)
-
-
-@cache
-def split_rules() -> Mapping[str, tuple[str, ...]]:
-    """Return the regular expressions by name: the parts that one gives are split by the next."""
-    try:
-        from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS as THEIRS
-    except ImportError:  # before Transformers 5.17
-        return _OURS
-    like_qwen2 = dict.fromkeys(("stablelm2", "hunyuan"), THEIRS["qwen2"])
-    like_llama3 = dict.fromkeys(("glm4", "chatglm-bpe"), THEIRS["llama-bpe"])
-    return {**_OURS, **{name: (rule,) for name, rule in {**THEIRS, **like_qwen2, **like_llama3}.items()}}
+_WHOLE_TOKENS = frozenset((*_LIKE_LLAMA_3, "tekken"))
 
 
 MODEL = PREFIX + "model"
@@ -226,8 +233,7 @@ _DEFAULT_IDS = {"gpt2": {}, "llama": {"unk": 0, "bos": 1, "eos": 2}, _BY_MERGES:
 
 
 def read_tokenizer(metadata: Mapping[str, Any], place: str, read: tuple[TokenList, str] | None = None) -> Any:
-    """Return the Transformers tokenizer (PreTrainedTokenizerFast) of a file, with its chat template. Its parts are made
-    here, so it needs no trial.
+    """Return the tokenizer of a file, with its chat template. Its parts are made here, so it needs no trial.
 
     Args:
         metadata: keys and plain values.
@@ -238,10 +244,8 @@ def read_tokenizer(metadata: Mapping[str, Any], place: str, read: tuple[TokenLis
         ModelLoadError: a key is missing, or its value cannot be; names the key and the reason.
         UnsupportedModelError: the tokenizer is of a kind that is not implemented; names it.
     """
-    from transformers import PreTrainedTokenizerFast
-
     tokens, kind = read or read_tokens(metadata, place)
-    template = _chat_template(tokens)
+    template = tokens.fields.string(CHAT_TEMPLATE, None) or None
     matched = _matched(tokens)
     control = _control(tokens)
     with as_load_errors(f"{place}: {TOKENS}: no tokenizer can be made of them", REMEDY):
@@ -259,8 +263,14 @@ def read_tokenizer(metadata: Mapping[str, Any], place: str, read: tuple[TokenLis
         for role in ("bos", "eos", "unk", "pad")
         if tokens.named.get(role) in matched
     }
-    options = {"chat_template": template, "clean_up_tokenization_spaces": False, **named}
-    return guarded(PreTrainedTokenizerFast(tokenizer_object=backend, **options), place)
+
+    def full() -> Any:
+        from transformers import PreTrainedTokenizerFast
+
+        made = PreTrainedTokenizerFast(tokenizer_object=backend, clean_up_tokenization_spaces=False, **named)
+        return guarded(made, place)
+
+    return guarded(LibraryTokenizer(backend, named, template, full), place)
 
 
 def _is_phi3(metadata: Mapping[str, Any]) -> bool:
@@ -298,9 +308,8 @@ def _unsupported(place: str, key: str, value: str, served: Iterable[str]) -> Uns
 def _byte_level(tokens: TokenList) -> Any:
     """Build byte-level BPE: every byte is written as a character, a space as U+0120."""
     name = tokens.fields.string(PRE_TOKENIZER)
-    rules = _OURS.get(name) or split_rules().get(name)  # Transformers' table takes a second to import
-    if rules is None:
-        raise _unsupported(tokens.fields.place, PRE_TOKENIZER, name, split_rules())
+    if (rules := SPLIT_RULES.get(name)) is None:
+        raise _unsupported(tokens.fields.place, PRE_TOKENIZER, name, SPLIT_RULES)
     if TokenType.BYTE in tokens.types:
         what = f"token {tokens.types.index(TokenType.BYTE)} is a byte token"
         raise tokens.wrong(TYPES, f"{what}, which a vocabulary of the kind gpt2 does not have")
@@ -377,18 +386,3 @@ def _control(tokens: TokenList) -> frozenset[int]:
 def _matched(tokens: TokenList) -> frozenset[int]:
     """Return the ids of the tokens that are matched in a text as they stand."""
     return _control(tokens) | {i for i, kind in enumerate(tokens.types) if kind is TokenType.USER_DEFINED}
-
-
-def _chat_template(tokens: TokenList) -> str | None:
-    """Return the chat template, if there is one, after reading it in Transformers' sandbox. It is not compiled here:
-    the compiler computes its constants, which may take any time.
-
-    Raises:
-        ModelLoadError: it is no string, or no Jinja template.
-    """
-    from transformers.utils.chat_template_utils import _compile_jinja_template
-
-    template = tokens.fields.string(CHAT_TEMPLATE, None)
-    with as_load_errors(f"{tokens.fields.place}: {CHAT_TEMPLATE}: it is not a Jinja template", REMEDY):
-        _compile_jinja_template("").environment.parse(template or "")
-    return template or None

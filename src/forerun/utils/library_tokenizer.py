@@ -1,0 +1,124 @@
+"""Tokenizers of the library `tokenizers`, as forerun asks tokenizers of Transformers.
+
+Importing Transformers' class takes seconds, so one is made where something else than this is asked of a tokenizer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from inspect import unwrap
+from typing import Any
+
+_ROLES = ("bos_token", "eos_token", "unk_token", "pad_token")
+
+
+def _of_full(name: str) -> Callable[..., Any]:
+    def call(self: LibraryTokenizer, *arguments: Any, **options: Any) -> Any:
+        return getattr(self.full, name)(*arguments, **options)
+
+    return call
+
+
+class LibraryTokenizer:
+    """A tokenizer that answers as the Transformers tokenizer `full` does, which it makes when it must.
+
+    Attributes:
+        backend_tokenizer: the library's.
+        special_tokens_map: role -> text of the named tokens, such as "eos_token".
+        chat_template: text, or name -> text; None if there is none.
+    """
+
+    is_fast = True
+    __call__ = _of_full("__call__")
+    batch_decode = _of_full("batch_decode")
+    tokenize = _of_full("tokenize")
+    apply_chat_template = _of_full("apply_chat_template")
+
+    def __init__(self, backend: Any, named: Mapping[str, str], chat_template: Any, make: Callable[[], Any]) -> None:
+        """named: by role. make: makes the Transformers tokenizer."""
+        self.backend_tokenizer = backend
+        self.special_tokens_map = {role: named[role] for role in _ROLES if role in named}
+        self.chat_template = chat_template
+        self._make = make
+
+    @property
+    def full(self) -> Any:
+        """Return the Transformers tokenizer."""
+        self._made.chat_template = self.chat_template
+        return self._made
+
+    @cached_property
+    def _made(self) -> Any:
+        return self._make()
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):  # what copies or inspects objects asks for
+            raise AttributeError(name)
+        role = name.removesuffix("_id")
+        if role not in _ROLES:
+            return getattr(self.full, name)
+        token = self.special_tokens_map.get(role)
+        return token if role == name or token is None else self.backend_tokenizer.token_to_id(token)
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __len__(self) -> int:
+        size: int = self.backend_tokenizer.get_vocab_size()
+        return size
+
+    def get_vocab(self) -> dict[str, int]:
+        """Return token -> id, added tokens included."""
+        vocabulary: dict[str, int] = self.backend_tokenizer.get_vocab()
+        return vocabulary
+
+    @property
+    def added_tokens_decoder(self) -> dict[int, Any]:
+        """Return id -> token of the tokens that were added."""
+        added: dict[int, Any] = self.backend_tokenizer.get_added_tokens_decoder()
+        return added
+
+    @property
+    def all_special_tokens(self) -> list[str]:
+        """Return the named tokens, each once."""
+        return list(dict.fromkeys(self.special_tokens_map.values()))
+
+    @property
+    def all_special_ids(self) -> list[int]:
+        """Return the ids of the named tokens."""
+        ids: list[int] = self.convert_tokens_to_ids(self.all_special_tokens)
+        return ids
+
+    def convert_tokens_to_ids(self, tokens: Any) -> Any:
+        """Return the id of a token, or those of a list; that of the unknown token, or None, for what is none."""
+        if isinstance(tokens, str):
+            index = self.backend_tokenizer.token_to_id(tokens)
+            return self.unk_token_id if index is None else index
+        return None if tokens is None else [self.convert_tokens_to_ids(token) for token in tokens]
+
+    def convert_ids_to_tokens(self, ids: Any, skip_special_tokens: bool = False) -> Any:
+        """Return the token of an id, or those of several; None for what is none."""
+        if isinstance(ids, int):
+            return self.backend_tokenizer.id_to_token(ids)
+        skipped = set(self.all_special_ids) if skip_special_tokens else set()
+        return [self.backend_tokenizer.id_to_token(int(index)) for index in ids if int(index) not in skipped]
+
+    def encode(self, text: Any, *arguments: Any, **options: Any) -> Any:
+        """Return the token ids of a text."""
+        if arguments or not isinstance(text, str) or options.keys() - {"add_special_tokens", "verbose"}:
+            return self.full.encode(text, *arguments, **options)
+        return self.backend_tokenizer.encode(text, add_special_tokens=options.get("add_special_tokens", True)).ids
+
+    def decode(self, token_ids: Any, skip_special_tokens: bool = False, **options: Any) -> Any:
+        """Return the text of token ids."""
+        is_plain = isinstance(token_ids, list) and all(isinstance(index, int) for index in token_ids)
+        if not is_plain or any(options.values()) or options.keys() - {"clean_up_tokenization_spaces"}:
+            return self.full.decode(token_ids, skip_special_tokens, **options)
+        return self.backend_tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
+
+
+def writes_chats_itself(tokenizer: Any) -> bool:
+    """Return whether a tokenizer's class is another library's, which writes chats without a template of Jinja."""
+    method = unwrap(type(tokenizer).apply_chat_template)
+    return method.__module__ not in (__name__, "transformers.tokenization_utils_base")
