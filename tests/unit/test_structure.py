@@ -10,7 +10,7 @@ import structure
 from forerun.kernels.cpu import native
 
 MOST: dict[str, float] = {
-    "files in src": 434,
+    "files in src": 435,
     "top-level entries": 19,
     "options with a flag": 300,
     "options of all kinds": 400,
@@ -24,9 +24,9 @@ MOST: dict[str, float] = {
     "public names in several modules": 2,
 }
 MOST_ENTERED = {
-    "functions entered by generate": 168,
-    "files entered by generate": 38,
-    "modules loaded by generate": 124,
+    "functions entered by generate": 170,
+    "files entered by generate": 39,
+    "modules loaded by generate": 125,
     "files entered by loading a GGUF file": 52,  # how many functions depends on what its self-test had time for
 }
 """These are raised on purpose, with a reason in the commit, where a feature pays for its room."""

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import PreTrainedTokenizerFast
 
 from forerun.config import BUNDLED_MODELS
 from forerun.errors import ModelLoadError, RequestError
@@ -22,6 +21,7 @@ from forerun.models.loading import tokenizer_trial
 from forerun.models.loading.gguf.tokenizer import read_tokenizer
 from forerun.models.loading.tokenizer_trial_process import oversized_part
 from forerun.utils.home import TOKENIZERS_FOLDER
+from forerun.utils.library_tokenizer import LibraryTokenizer
 from gguf_metadata import byte_level
 
 REPLACE = {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 1000}
@@ -111,7 +111,7 @@ def test_tokenizers_of_gguf_files_are_guarded(monkeypatch: pytest.MonkeyPatch) -
     def panic(*_: Any, **__: Any) -> None:
         raise type("PanicException", (BaseException,), {})("the text")
 
-    monkeypatch.setattr(PreTrainedTokenizerFast, "decode", panic)
+    monkeypatch.setattr(LibraryTokenizer, "decode", panic)
     with pytest.raises(RequestError, match=r"The tokenizer of m\.gguf failed"):
         read_tokenizer(byte_level(), "m.gguf").decode([0])
 

@@ -100,7 +100,9 @@ class FolderSource(ModelSource):
     def plain_config(self) -> Any:
         """Return the configuration, of a bundled model without Transformers (`ModelSource.plain_config`): its file says
         all that its family's reads."""
-        return PlainConfig(**self.folder.config().values) if is_bundled(self.folder.path) else self.config()
+        return (
+            PlainConfig(**_without_code(self.folder.config().values)) if is_bundled(self.folder.path) else self.config()
+        )
 
     def eos_token_ids(self, config: Any) -> frozenset[int]:
         """Return the tokens that end an output; ids that are no token are left out (`ModelSource.eos_token_ids`).

@@ -105,12 +105,12 @@ def read_token_list(fields: Fields, default_ids: Mapping[str, int]) -> TokenList
             raise ModelLoadError(f"{fields.place}: {TOKENS}: tokens {first} and {index} are the same. {fields.remedy}")
     named = {role: index for role, index in default_ids.items() if index < len(texts)}
     for role, key in NAMED.items():
-        index = fields.integer(PREFIX + key, None)
-        if index is not None and 0 <= index < len(texts):
-            named[role] = index
-        elif index is not None:
+        given = fields.integer(PREFIX + key, None)
+        if given is not None and 0 <= given < len(texts):
+            named[role] = given
+        elif given is not None:
             message = "%s: %s is %d, which is left out: there are %s tokens."
-            _log.warning(message, fields.place, PREFIX + key, index, f"{len(texts):,}")
+            _log.warning(message, fields.place, PREFIX + key, given, f"{len(texts):,}")
     return TokenList(fields, texts, _types(fields, len(texts)), ids, named)
 
 
