@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 
 from forerun.sampling import TokenLogprob
 from forerun.types import FinishReason
+from forerun.utils.habits import Hinted
 
 
 @dataclass(slots=True)
@@ -176,7 +177,7 @@ _SHOWN = 60
 
 
 @dataclass(slots=True, repr=False)
-class Choice:
+class Choice(Hinted):
     """One answer to one prompt.
 
     Attributes:
@@ -197,13 +198,20 @@ class Choice:
     finish_reason: FinishReason | None
     stats: SequenceStats
 
+    def grown(self, chunk: StreamChunk) -> Choice:
+        """Return the choice with what a step added to it."""
+        logprobs = None if chunk.logprobs is None else [*(self.logprobs or []), *chunk.logprobs]
+        return replace(
+            self, text=self.text + chunk.text, token_ids=[*self.token_ids, *chunk.token_ids], logprobs=logprobs
+        )
+
     def __repr__(self) -> str:
         """Show the beginning of the text, how many tokens it has and why it ended, in one line."""
         return f"Choice({_shown(self.text)}, {len(self.token_ids)} tokens, {self.finish_reason})"
 
 
 @dataclass(slots=True, repr=False)
-class Generation:
+class Generation(Hinted):
     """The answers to one prompt. `text`, `token_ids`, `logprobs`, `finish_reason` and `stats` are those of the first.
 
     vLLM returns a list even for one prompt: [0] is the Generation itself, and its length is 1.
@@ -242,6 +250,11 @@ class Generation:
     def outputs(self) -> list[Choice]:
         """Return the choices, by vLLM's name."""
         return self.choices
+
+    @property
+    def finished(self) -> bool:
+        """Return whether all choices have ended, as all have but those that `async for` sees grow."""
+        return all(choice.finish_reason for choice in self.choices)
 
     @property
     def text(self) -> str:

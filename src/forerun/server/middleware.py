@@ -21,7 +21,7 @@ from forerun.errors import EngineClosedError, ForerunError, RequestBodyError, Re
 from forerun.server.logs import LOGGER
 from forerun.server.metrics import HTTPMetrics
 from forerun.server.options import ServerOptions, host_of, is_loopback
-from forerun.server.protocol.errors import error_response
+from forerun.server.protocol.errors import error_response, failure_fields
 from forerun.server.protocol.requests import MESSAGES_URL
 
 OPEN_PATHS = ("/health", "/", "/page.css", "/page.js")
@@ -166,7 +166,7 @@ class RequestMiddleware:
             self._metrics.disconnected()
             log_fields["disconnected"] = True
         except Exception as error:
-            log_fields["error" if status is None else "cut"] = type(error).__name__
+            log_fields |= failure_fields(error) if status is None else {"cut": type(error).__name__}
             if status is None:
                 await _refuse(error, scope, receive, send_with_id)
             if not isinstance(error, ForerunError):
