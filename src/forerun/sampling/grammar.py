@@ -301,11 +301,6 @@ class SequenceConstraint:
     def _follow(self, sequence: Sequence) -> None:
         """Add the tokens that were committed since the last call to the committed tokens."""
         length = sequence.num_output
-        if length < self._committed:  # another sequence's tokens, or fewer than there were
-            self._memory.clear()
-            self._matcher = None
-            self._refused = None
-            self._committed = 0
         if length == self._committed:
             return
         new = sequence.token_ids[sequence.num_prompt + self._committed :]
