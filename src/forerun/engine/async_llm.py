@@ -20,6 +20,7 @@ from forerun.engine.results import Generation, StepOutput, StreamChunk
 from forerun.engine.sequence import Request
 from forerun.errors import BatchError, ConfigError, RequestTimeoutError
 from forerun.models import LanguageModel
+from forerun.utils.children import in_thread
 
 
 class AsyncLLM:
@@ -174,6 +175,8 @@ class AsyncLLM:
                     with naming_prompt(index, len(requests)):
                         raise output.error
                 unfinished -= output.choice is not None
+                if output.choice is not None and requests[index].unheld.schema:
+                    await in_thread(partial(requests[index].check, output))
                 yield index, output
         finally:
             if end is not None:

@@ -467,6 +467,7 @@ class LLM(Closing):
                     if output.error is not None:
                         raise output.error
                     unfinished -= output.choice is not None
+                    request.check(output)
                     yield output.chunk
         finally:
             self.shared.forget(ids)
@@ -479,6 +480,7 @@ class LLM(Closing):
                 if output.error is not None:
                     self.shared.forget([request.id])
                     return output.error
+                request.check(output)
                 outputs.append(output)
         return Generation.of(request.prompt_token_ids, outputs, request.prompt)
 
