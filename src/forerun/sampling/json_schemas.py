@@ -1,8 +1,7 @@
 """JSON schemas as llguidance gets them, and what it does not hold of them: answers tell it, and are checked by them.
 
-What asks for nothing is left out, since llguidance refuses it: formats that it does not know, which JSON Schema calls
-annotations, and `uniqueItems: false`. Other keywords that it cannot hold make it refuse the schema, unless that is
-lenient: `{"x-guidance": {"lenient": true}}`. The finished answer is checked then.
+Keywords that it cannot hold make it refuse a schema, unless that is lenient: `{"x-guidance": {"lenient": true}}`. The
+finished answer is checked then.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from forerun.errors import GrammarError
+from forerun.sampling.schema_rewriting import Rewriter
 from forerun.utils.children import CHILDREN, TaskError, TaskLimitError
 
 _LENIENT = (
@@ -21,12 +21,6 @@ _LENIENT = (
 )
 _HELPED = ("Unimplemented keys", "oneOf constraints are not supported", "min/maxProperties only supported")
 """What llguidance says where it refuses what a lenient schema may ask for."""
-_FORMATS = {"date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "unknown", "uri", "uuid"}
-"""Those that llguidance holds."""
-_NAMES = {"$defs", "definitions", "dependencies", "dependentSchemas", "patternProperties", "properties"}
-"""Keywords of objects whose keys are names, of which none is a keyword."""
-_VALUES = {"const", "default", "enum", "example", "examples"}
-"""Keywords whose values hold no schemas."""
 _MOST = 16
 """Formats, or messages of llguidance, that the warnings of an answer name."""
 _SECONDS = 2.0
@@ -66,18 +60,18 @@ ALL_HELD = Unheld()
 
 
 def readable(schema: Any) -> tuple[Any, tuple[str, ...]]:
-    """Return a schema that allows the same, without what llguidance refuses although it asks for nothing, and warnings
-    of what is not applied.
+    """Return a schema that allows the same in keywords that llguidance holds, as far as there are any, and warnings of
+    what asks for nothing to JSON Schema, and is not applied.
 
     Raises:
         GrammarError: it is nested too deeply.
     """
-    formats: dict[str, None] = {}
     try:
-        made = _plain(schema, formats)
+        rewriter = Rewriter(schema)
+        made = rewriter.rewritten(schema)
     except RecursionError:
         raise GrammarError("The JSON schema is nested too deeply. Correct it, or leave it out.") from None
-    return made, _listed("Formats of the schema are not applied", map(repr, formats))
+    return made, _listed("Formats of the schema are not applied", map(repr, rewriter.formats))
 
 
 def unheld(messages: Sequence[str], schema: str = "") -> Unheld:
@@ -109,22 +103,3 @@ def _listed(what: str, found: Iterable[str]) -> tuple[str, ...]:
         return ()
     more = f" and {len(names) - _MOST} more" if len(names) > _MOST else ""
     return (f"{what}: {'; '.join(names[:_MOST])}{more}.",)
-
-
-def _plain(schema: Any, formats: dict[str, None], *, is_names: bool = False) -> Any:
-    """Return `readable`'s schema. formats: gets those that are left out. is_names: its keys are no keywords."""
-    if isinstance(schema, list):
-        return [_plain(each, formats) for each in schema]
-    if not isinstance(schema, dict):
-        return schema
-    found = {}
-    for key, value in schema.items():
-        if is_names:
-            found[key] = _plain(value, formats)
-        elif key == "format" and isinstance(value, str) and value not in _FORMATS:
-            formats[value] = None
-        elif key in _VALUES:
-            found[key] = value
-        elif key != "uniqueItems" or value is not False:
-            found[key] = _plain(value, formats, is_names=key in _NAMES)
-    return found

@@ -13,6 +13,7 @@ from forerun.models import find_tokenizer
 from forerun.sampling import grammar, json_schemas
 from forerun.sampling.grammar import Grammars
 from forerun.sampling.json_schemas import Unheld, readable
+from forerun.sampling.schema_rewriting import FORMATS
 from forerun.utils.child_program import compiled
 
 LENIENT = {"x-guidance": {"lenient": True}}
@@ -43,7 +44,7 @@ def test_a_format_that_is_not_known_is_an_annotation_and_told(name: str, grammar
 
 
 def test_a_format_that_is_known_is_held_without_a_warning(grammars: Grammars) -> None:
-    for name in json_schemas._FORMATS - {"unknown"}:
+    for name in FORMATS - {"unknown"}:
         schema = {"type": "string", "format": name}
         assert grammars.unheld(Grammar.json_schema(schema)) == Unheld()
         assert not accepts(grammars, schema, "?")
