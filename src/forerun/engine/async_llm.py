@@ -20,6 +20,7 @@ from forerun.engine.results import Choice, Generation, SequenceStats, StepOutput
 from forerun.engine.sequence import Request
 from forerun.errors import BatchError, ConfigError, RequestTimeoutError
 from forerun.models import LanguageModel
+from forerun.utils.children import in_thread
 from forerun.utils.habits import Hinted
 
 
@@ -217,6 +218,8 @@ class AsyncLLM(Hinted):
                     with naming_prompt(index, len(requests)):
                         raise output.error
                 unfinished -= output.choice is not None
+                if output.choice is not None and requests[index].unheld.schema:
+                    await in_thread(partial(requests[index].check, output))
                 yield index, output
         finally:
             if end is not None:

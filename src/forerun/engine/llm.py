@@ -484,6 +484,7 @@ class LLM(Closing, Hinted):
                     if output.error is not None:
                         raise output.error
                     unfinished -= output.choice is not None
+                    request.check(output)
                     yield output.chunk
         finally:
             self.shared.forget(ids)
@@ -496,6 +497,7 @@ class LLM(Closing, Hinted):
                 if output.error is not None:
                     self.shared.forget([request.id])
                     return output.error
+                request.check(output)
                 outputs.append(output)
         return Generation.of(request.prompt_token_ids, outputs, request.prompt)
 

@@ -49,6 +49,7 @@ class SequenceStats:
         time_verify: processing logits, verifying, finding log-probabilities.
         time_first_token: from the start of the first step to the first token.
         time_total: from the start of the first step to the end of the last.
+        warnings: what of its grammar was not held while it was generated, and whether the finished answer keeps to it.
     """
 
     num_tokens: int = 0
@@ -70,6 +71,7 @@ class SequenceStats:
     time_verify: float = 0.0
     time_first_token: float = 0.0
     time_total: float = 0.0
+    warnings: list[str] = field(default_factory=list)
 
     @property
     def mean_acceptance_length(self) -> float:
@@ -275,6 +277,11 @@ class Generation(Hinted):
     @property
     def stats(self) -> SequenceStats:
         return self.choices[0].stats
+
+    @property
+    def warnings(self) -> list[str]:
+        """Return what of the grammar was not held, and whether the finished answers keep to it."""
+        return list(dict.fromkeys(each for choice in self.choices for each in choice.stats.warnings))
 
 
 @dataclass(slots=True)
