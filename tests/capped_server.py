@@ -9,7 +9,7 @@ import sys
 from dataclasses import replace
 
 from forerun.engine.sequence import Request
-from forerun.server.logs import log_as_json
+from forerun.server.logs import start_log
 from forerun.server.options import ServerOptions
 from forerun.server.protocol.requests import CompletionRequest
 from forerun.server.run import bound_socket, run_server
@@ -34,5 +34,5 @@ class Capped(Service):
 if __name__ == "__main__":
     options = ServerOptions(port=int(sys.argv[1]))
     with bound_socket(options) as listening:
-        log_as_json()
+        start_log(options.log_format)
         run_server(Capped(load(drafter=[*DRAFTERS, "prediction"]), "bundled", options), listening)

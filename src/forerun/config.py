@@ -58,9 +58,6 @@ def biases(values: object) -> dict[int, float]:
 
 JSON_OBJECT, JSON_SCHEMA, REGEX, LARK = KINDS = ("json_object", "json_schema", "regex", "lark")
 
-MAX_GRAMMAR_BYTES = 2**16
-"""Size of a schema or grammar: the time to prepare one grows with the square of its size, and is a second here."""
-
 MAX_STOP_CHARACTERS = 2**17
 """Of all stop strings of a request."""
 
@@ -75,15 +72,17 @@ class Grammar:
         kind: one of KINDS.
         text: the schema as JSON, the regular expression or the grammar; empty for `json_object`.
         field: of the request's body that it comes from, for errors; empty for none.
+        warnings: of what it leaves out, for the answer.
 
     Raises:
-        GrammarError: it is too large, not Unicode text, or no JSON where it must be. Whether it can be followed is
+        GrammarError: it is not Unicode text, or no JSON where it must be. Whether it can be followed is
             found when a request with it is made.
     """
 
     kind: str
     text: str = ""
     field: str = field(default="", compare=False)
+    warnings: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -91,13 +90,9 @@ class Grammar:
         if not isinstance(self.text, str):
             raise GrammarError(f"The {self.kind} is of type {type(self.text).__name__}, but must be text. {_REMEDY}")
         try:
-            size = len(self.text.encode())
+            self.text.encode()
         except UnicodeEncodeError:
             raise GrammarError(f"The {self.kind} is not Unicode text: it holds lone surrogates. {_REMEDY}") from None
-        if size > MAX_GRAMMAR_BYTES:
-            raise GrammarError(
-                f"The {self.kind} has {size:,} bytes, but may have {MAX_GRAMMAR_BYTES:,} at most. Make it smaller."
-            )
         if self.kind == JSON_SCHEMA and not isinstance(parse_json(self.text, "json_schema", GrammarError), dict):
             raise GrammarError(f"The JSON schema is no JSON object. {_REMEDY}")
         if self.kind in (REGEX, LARK) and not self.text:

@@ -111,6 +111,9 @@ class Pool(Protocol):
             ConfigError: num_pages is below 1.
         """
 
+    def forget(self) -> bool:
+        """Drop the published pages that no cache holds. Return whether no page is published any more."""
+
     def recount(self) -> None:
         """Count again what the caches hold, after an interrupt that may have come between a page and its count."""
 

@@ -65,7 +65,7 @@ def environment(name: str) -> Path:
 @contextmanager
 def server(*arguments: str) -> Iterator[str]:
     """Yield the address of a server, which ends with the block."""
-    command = [sys.executable, "-m", "forerun", "serve", *arguments, "--port", "0"]
+    command = [sys.executable, "-m", "forerun", "serve", *arguments, "--port", "0", "--log-format", "json"]
     log = BUILD / f"{Path(arguments[0]).name}.log"
     with log.open("w") as written, log.open() as lines, subprocess.Popen(command, stderr=written) as process:
         try:

@@ -17,8 +17,10 @@ from forerun.chat.response_format import ERRORS, REASONING, ResponseFormat, decl
 from forerun.config import JSON_OBJECT, JSON_SCHEMA, Grammar
 from forerun.errors import GrammarError, RequestBodyError
 from forerun.sampling.grammar import Grammars
+from forerun.sampling.json_schemas import readable
 
-_JSON = {"x-guidance": {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}}
+_GUIDANCE = "x-guidance"
+_JSON = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}
 _FREE = {"{text}": "TEXT", "{free}": "FREE"}
 _NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
 
@@ -108,7 +110,7 @@ class _Rules:
 
 
 def _json(schema: Mapping[str, Any]) -> str:
-    return f"%json {json.dumps({**_JSON, **schema})}"
+    return f"%json {json.dumps({**schema, _GUIDANCE: {**_JSON, **schema.get(_GUIDANCE, {})}})}"
 
 
 def _call(rules: _Rules, written: Mapping[str, Any], function: Mapping[str, Any], trigger: str) -> str:
@@ -123,12 +125,12 @@ def _by_argument(rules: _Rules, written: Mapping[str, Any], schema: Mapping[str,
     """Return an expression for arguments that are written one by one: those that are required come first."""
     properties = schema.get("properties") or {}
     required = schema.get("required") or ()
-    shared = _JSON | {key: schema[key] for key in ("$defs", "definitions") if key in schema}
+    shared = {key: schema[key] for key in ("$defs", "definitions", _GUIDANCE) if key in schema}
     items = []
     for key in sorted(properties, key=lambda key: key not in required):
         types = declared(properties[key])
         choices = properties[key].get("enum")
-        value = f"%json {json.dumps(shared | properties[key])}"
+        value = _json(shared | properties[key])
         if "separator" not in written and (not types or "string" in types):
             value = "TEXT" if choices is None else f"({' | '.join(json.dumps(str(choice)) for choice in choices)})"
         items.append(rules.add(rules.sequence(written["argument"], {"{key}": json.dumps(key), "{value}": value})))
@@ -190,6 +192,8 @@ class Forced:
         """Return the answer's grammar; grammars: of the engine. Raises RequestBodyError if there is none."""
         param = "tool_choice" if self.is_required else "tools"
         try:
+            tools, warnings = _readable(tools, self.name)
+            answer, more = readable(self.answer)
             text = call_grammar(
                 form,
                 tools,
@@ -198,10 +202,10 @@ class Forced:
                 is_required=self.is_required,
                 is_thinking=is_thinking,
                 one_call=one_call,
-                answer=self.answer,
+                answer=answer,
             )
             if text is not None:
-                return replace(Grammar.lark(text), field=param)
+                return replace(Grammar.lark(text), field=param, warnings=(*warnings, *more))
         except GrammarError as error:
             raise RequestBodyError(str(error), param) from None
         except ERRORS:
@@ -211,6 +215,19 @@ class Forced:
             "strict and response_format out.",
             param,
         )
+
+
+def _readable(tools: Seq[Mapping[str, Any]], name: str | None) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return tools with schemas as `readable` returns them, and the warnings of those that may be called. name: of the
+    only one, if there is one."""
+    made, warnings = [], []
+    for tool in tools:
+        function = tool["function"]
+        parameters, told = readable(function.get("parameters"))
+        made.append({**tool, "function": {**function, "parameters": parameters}})
+        if name in (None, function["name"]):
+            warnings += [f"{function['name']}: {each}" for each in told]
+    return made, warnings
 
 
 def chat_tools(tools: Seq[Any] | None, parameters: str = "parameters") -> tuple[dict[str, Any], ...]:

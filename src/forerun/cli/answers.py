@@ -28,6 +28,10 @@ class StreamedChoice:
     num_forwards: int = 0
     num_accepted: int = 0
 
+    @property
+    def warnings(self) -> list[str]:
+        return [] if self.stats is None else self.stats.warnings
+
     def add(self, chunk: StreamChunk) -> None:
         """Append the tokens and text of one step."""
         self.text += chunk.text
@@ -115,6 +119,7 @@ def _stats_object(output: StreamedChoice) -> dict[str, Any] | None:
         "time_verify": stats.time_verify,
         "time_first_token": stats.time_first_token,
         "time_total": stats.time_total,
+        "warnings": stats.warnings,
     }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,10 +15,11 @@ from forerun.cli import options
 from forerun.cli.bench.shared import check_json
 from forerun.cli.flags import Flags, with_flags
 from forerun.cli.options import WORKLOAD_FILE, LLMOptions, chosen_model
-from forerun.cli.output import log_memory_plan, note, print_json
+from forerun.cli.output import TimedProgress, log_memory_plan, note, print_json
 from forerun.config import AUTO, NO_DRAFTER
 from forerun.errors import ConfigError, DrafterError
 from forerun.kernels.provenance import Watch
+from forerun.lab.audit.pace import Pace
 from forerun.lab.audit.settings import NEEDS_DRAFTER, AuditOptions, quick as quick_settings
 from forerun.utils.workloads import load_workload
 
@@ -60,7 +62,10 @@ ResultsFile = Annotated[
     typer.Option("--results", help="Write the figures for `forerun bench report`; not with --url.", metavar="FILE"),
 ]
 Quick = Annotated[
-    bool, typer.Option("--quick", help="The same grid at small sizes: half a minute for the bundled pair.")
+    bool,
+    typer.Option(
+        "--quick", help="The same grid at small sizes: half a minute for the bundled pair, three minutes at most."
+    ),
 ]
 
 
@@ -94,10 +99,13 @@ def audit(
     watch = Watch.begin()
     if quick:
         settings = quick_settings(settings)
-    if url:
-        certificate = _of_server(url, api_key, model, prompts, settings)
-    else:
-        certificate = _of_model(chosen_model(model, "MODEL"), drafter, prompts, settings, llm)
+    seconds = 60 * settings.minutes or inf
+    with TimedProgress("audit", seconds) as progress:
+        pace = Pace(seconds, progress)
+        if url:
+            certificate = _of_server(url, api_key, model, prompts, settings, pace)
+        else:
+            certificate = _of_model(chosen_model(model, "MODEL"), drafter, prompts, settings, llm, pace)
     if json:
         print_json(certificate.as_object())
     else:
@@ -113,7 +121,7 @@ def audit(
 
 
 def _of_model(
-    model: str, drafter: str | None, prompts: str | None, settings: AuditOptions, llm: LLMOptions
+    model: str, drafter: str | None, prompts: str | None, settings: AuditOptions, llm: LLMOptions, pace: Pace
 ) -> Certificate:
     """Audit a model with a drafter, in this process."""
     from forerun.engine import LLM
@@ -148,14 +156,19 @@ def _of_model(
         settings,
         acceptance=llm.acceptance,
         subject=subject,
-        say=lambda text: typer.echo(f"forerun audit: {text}", err=True),
+        pace=pace,
     )
     certificate.environment = machine_facts()
     return certificate
 
 
 def _of_server(
-    urls: Sequence[str], api_key: str | None, model: str | None, prompts: str | None, settings: AuditOptions
+    urls: Sequence[str],
+    api_key: str | None,
+    model: str | None,
+    prompts: str | None,
+    settings: AuditOptions,
+    pace: Pace,
 ) -> Certificate:
     """Audit a server against itself without speculation, or two servers."""
     from forerun.kernels.provenance import machine_facts
@@ -177,7 +190,7 @@ def _of_server(
             texts,
             settings,
             subject={"model": speculative.model, **subject},
-            say=lambda text: typer.echo(f"forerun audit: {text}", err=True),
+            pace=pace,
         )
     finally:
         speculative.close()

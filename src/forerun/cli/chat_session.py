@@ -216,8 +216,10 @@ class Screen:
         print(text, end="", flush=True)
 
     def end_answer(self) -> None:
-        """End the line of the answer; if standard output is no terminal, every answer is followed by a line break."""
-        self._line_open = self._line_open or not self._out_is_terminal
+        """End the line of the answer; if standard output is no terminal, every answer is followed by an empty line."""
+        if not self._out_is_terminal:
+            print("\n", flush=True)
+            self._line_open = False
         self.end_line()
 
     def end_line(self) -> None:

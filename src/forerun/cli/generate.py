@@ -149,6 +149,8 @@ def _end(
     if json:
         print_json(_facts(llm, model) | answers_object(outputs, times))
     else:
+        for warning in dict.fromkeys(each for output in outputs.values() for each in output.warnings):
+            note(warning)
         typer.echo(summary(outputs, times, llm.drafter_name, interrupted), err=True)
     if interrupted:
         raise typer.Exit(INTERRUPTED)

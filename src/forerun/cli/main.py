@@ -76,12 +76,6 @@ class Commands(TyperGroup):
         except ForerunError as error:
             typer.echo(f"forerun: {error}", err=True)
             raise typer.Exit(2) from None
-        except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-                raise
-            typer.echo(f"forerun: Nothing more can be written: {error.strerror}.", err=True)
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is buffered would fail again when Python ends
-            raise typer.Exit(2) from None
         return found
 
 
@@ -156,7 +150,15 @@ for name, (group, heading) in _GROUPS.items():
 
 def main() -> None:
     """Run the console script."""
-    app(prog_name="forerun")
+    try:
+        app(prog_name="forerun")
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EBADF):
+            raise
+        reason = "standard output is closed" if error.errno == errno.EBADF else error.strerror
+        typer.echo(f"forerun: Nothing more can be written: {reason}.", err=True)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is buffered would fail again when Python ends
+        sys.exit(2)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+import math
 import shutil
 import sys
 import time
@@ -110,6 +111,50 @@ class LoadingProgress:
         if self._bar is not None:
             self._bar.stop()
         self._bar = None
+
+
+class TimedProgress:
+    """The progress of what has a time, on standard error: a bar on a terminal, else a line for each stage.
+
+    seconds: for all of it; infinite where nothing limits it.
+    """
+
+    def __init__(self, title: str, seconds: float) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+        self._seconds = seconds
+        self._drawn = sys.stderr.isatty()
+        columns = ("{task.description}", "{task.fields[count]}", "{task.fields[left]}")
+        named, counted, left = map(TextColumn, columns)
+        self._bar = Progress(
+            *(named, BarColumn(), counted, left, TimeElapsedColumn()),
+            console=Console(stderr=True),
+            auto_refresh=False,
+            transient=True,
+            disable=not self._drawn,
+        )
+        self._task = self._bar.add_task(title, total=seconds if seconds < math.inf else None, count="", left="")
+
+    def __enter__(self) -> TimedProgress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def say(self, text: str, more: str = "") -> None:
+        """Show the name of a stage that begins. more: of it, which a bar shows by itself."""
+        if not self._drawn:
+            note(text + more)
+        self._bar.start()  # not before: what is loaded has a bar of its own
+        self._bar.update(self._task, description=text, count="", refresh=True)
+
+    def tick(self, seconds: float, count: str = "") -> None:
+        """Show how much of a stage is done, and the seconds that are left; called between trials, so that drawing slows
+        none of them."""
+        left = f"{max(self._seconds - seconds, 0):.0f} s left" if self._seconds < math.inf else ""
+        done = min(seconds, self._seconds)
+        self._bar.update(self._task, completed=done, count=count, left=left, refresh=True)
 
 
 @contextmanager

@@ -57,7 +57,7 @@ _REPEATABLE = "Repeatable: requests choose by name, the first is the default."
 _LLM_TYPED = ("acceptance", "cache_memory", "prefix_reuse", "max_model_len", "tensor_parallel_size")
 _SERVER_TYPED = (
     *("host", "port", "api_key", "metrics_key", "allowed_host", "trust_priority", "request_timeout", "journal"),
-    "response_template",
+    *("response_template", "log_format"),
 )
 _FIXED = ("max_prompts", "body_timeout", "journal_size")
 INSTALL = "pip install 'forerun[server]'"
@@ -131,19 +131,19 @@ def _serve_on_ray(plan: ServePlan, ray: RayOptions) -> None:
     """Serve by replicas on Ray. Raises ConfigError as `serve_on_ray`, and if Ray is not installed."""
     note_untried("Ray")
     from forerun.integrations.ray.run import serve_on_ray
-    from forerun.server.logs import log_as_json
+    from forerun.server.logs import start_log
     from forerun.server.run import bound_socket
 
     with bound_socket(plan.server) as listening:  # a port in use is an error before anything is started
         server = replace(plan.server, port=listening.getsockname()[1])
     note(f"starting {ray.replicas} replicas of {plan.model}")
-    log_as_json()
+    start_log(server.log_format)
     serve_on_ray(plan, server, ray)
 
 
 def _serve_here(model: str, name: str, drafters: str | list[str], llm: dict[str, Any], server: ServerOptions) -> None:
     """Serve in this process."""
-    from forerun.server.logs import log_as_json
+    from forerun.server.logs import start_log
     from forerun.server.run import bound_socket, run_server, share_one_arena
     from forerun.server.service import Service
 
@@ -154,5 +154,5 @@ def _serve_here(model: str, name: str, drafters: str | list[str], llm: dict[str,
         note(f"loading {model}")
         with log_memory_plan(note):
             opened = open_llm(model, drafters, chat=False, **llm)
-        log_as_json()
+        start_log(server.log_format)
         run_server(Service(opened, name, server), listening)

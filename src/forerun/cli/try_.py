@@ -13,10 +13,9 @@ from forerun.cli import options
 from forerun.cli.flags import Flags, with_flags
 from forerun.cli.generate import INTERRUPTED
 from forerun.cli.options import LLMOptions, start_command
-from forerun.cli.output import note
+from forerun.cli.output import TimedProgress, note
 from forerun.cli.tune import (
     Prompts,
-    TuneProgress,
     begin_tuning,
     chosen_cases,
     is_chat,
@@ -62,7 +61,7 @@ def try_(
     task = make_task(plain, model, cases, prompts or "bundled prompts", params, SECONDS, quick=True)
     params = replace(params, max_tokens=_tokens(plain, task.requests[0].token_ids))
     task = replace(task, params=params, seconds=SECONDS - (perf_counter() - loaded))
-    with TuneProgress(task.seconds) as progress:
+    with TimedProgress("tuning", task.seconds) as progress:
         outcome = find_fastest(task, progress)
     if outcome.search.rounds:
         show_outcome(outcome, watch.environment())

@@ -17,7 +17,7 @@ from forerun.cli.bench.shared import check_json, whole_numbers
 from forerun.cli.flags import Flags, with_flags
 from forerun.cli.generate import INTERRUPTED
 from forerun.cli.options import KEPT, LLMOptions, chosen_model
-from forerun.cli.output import log_memory_plan, note, print_json, terminal_width
+from forerun.cli.output import TimedProgress, log_memory_plan, note, print_json, terminal_width
 from forerun.config import OFF, SamplingParams
 from forerun.utils.fields import Checked, option
 from forerun.utils.workloads import Case, bundled_workloads, categories_in_turn, load_workload
@@ -94,7 +94,7 @@ def tune(
     seconds = 60 * settings.minutes
     params = SamplingParams(temperature=0, max_tokens=settings.max_tokens)
     task = make_task(plain, model, cases, prompts, params, seconds, levels=levels, drafters=drafters, draft=draft)
-    with TuneProgress(task.seconds) as progress:
+    with TimedProgress("tuning", task.seconds) as progress:
         outcome = find_fastest(task, progress)
     written = write(outcome, task, settings, llm) if outcome.search.rounds else None
     facts = outcome.results(typed_command(), _target_facts(model, plain), watch.environment(), asdict(settings))
@@ -223,39 +223,3 @@ def _show_configuration(model: str, written: str | None) -> None:
     for each in public_drafts(model):
         typer.echo(f"Public draft, not tried unless named: --drafters {each.text} ({each.licence})")
     typer.echo(f"Written to {written} (* is what it runs). Use it: forerun --config {written} generate PROMPT")
-
-
-class TuneProgress:
-    """The progress of tuning on standard error: a bar on a terminal, else a line for each stage."""
-
-    def __init__(self, seconds: float) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, Progress as Bar, TextColumn, TimeElapsedColumn
-
-        self._seconds = seconds
-        self._drawn = sys.stderr.isatty()
-        self._bar = Bar(
-            *(TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn()),
-            console=Console(stderr=True),
-            auto_refresh=False,
-            transient=True,
-            disable=not self._drawn,
-        )
-        self._task = self._bar.add_task("tuning", total=seconds)
-
-    def __enter__(self) -> TuneProgress:
-        self._bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.stop()
-
-    def say(self, text: str) -> None:
-        """Show the name of a stage that begins."""
-        if not self._drawn:
-            note(text)
-        self._bar.update(self._task, description=text, refresh=True)
-
-    def tick(self, seconds: float) -> None:
-        """Show the elapsed seconds; called between trials, so that drawing slows none of them."""
-        self._bar.update(self._task, completed=min(seconds, self._seconds), refresh=True)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, Mapping, Sequence as Seq
+from collections.abc import AsyncGenerator, Coroutine, Generator, Mapping, Sequence as Seq
 from contextlib import aclosing
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from forerun.config import AUTO
 from forerun.drafters import Drafter
@@ -16,13 +16,42 @@ from forerun.engine.chat_template import Message, Prompt, one_prompt, split_chat
 from forerun.engine.engine_thread import EngineThread, LoopWaker
 from forerun.engine.llm import LLM
 from forerun.engine.request_checks import Params, naming_prompt, sampling_of
-from forerun.engine.results import Generation, StepOutput, StreamChunk
+from forerun.engine.results import Choice, Generation, SequenceStats, StepOutput, StreamChunk
 from forerun.engine.sequence import Request
 from forerun.errors import BatchError, ConfigError, RequestTimeoutError
 from forerun.models import LanguageModel
+from forerun.utils.children import in_thread
+from forerun.utils.habits import Hinted
 
 
-class AsyncLLM:
+class Answer(Coroutine[Any, Any, Any]):
+    """A coroutine of the whole answer, which `async for` turns into the answer as it grows."""
+
+    def __init__(self, whole: Coroutine[Any, Any, Any], growing: AsyncGenerator[Generation, None]) -> None:
+        self._whole = whole
+        self._growing = growing
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        return self._whole.__await__()
+
+    def __aiter__(self) -> AsyncGenerator[Generation, None]:
+        self._whole.close()  # it is not awaited any more
+        return self._growing
+
+    def send(self, value: Any) -> Any:
+        """Run it, as tasks do."""
+        return self._whole.send(value)
+
+    def throw(self, *error: Any) -> Any:
+        """Run it, as tasks do that are cancelled."""
+        return self._whole.throw(*error)
+
+    def close(self) -> None:
+        """End it."""
+        self._whole.close()
+
+
+class AsyncLLM(Hinted):
     """Generates text for any number of asyncio tasks at once; a thread computes their requests together.
 
         async with AsyncLLM("bundled", drafter="draft-model") as llm:
@@ -68,30 +97,45 @@ class AsyncLLM:
     async def __aexit__(self, *_: Any) -> None:
         await self.close()
 
+    @classmethod
+    def from_pretrained(cls, model: str | Path, **options: Any) -> Self:
+        """Make an AsyncLLM, as Transformers' programs say it."""
+        return cls(model, **options)
+
+    def __repr__(self) -> str:
+        """Show the LLM, in one line."""
+        return f"Async{self.llm!r}"
+
+    async def reset_prefix_cache(self) -> bool:
+        """Forget what is kept for requests that begin alike, like `LLM.reset_prefix_cache`."""
+        return self.llm.reset_prefix_cache()
+
     async def get_tokenizer(self) -> Any:
         """Return the Transformers tokenizer; None if the model has none."""
         return self.llm.get_tokenizer()
 
-    async def generate(
+    def generate(
         self,
         prompts: Prompt | Seq[Prompt] = (),
         sampling_params: Params | Seq[Params] | None = None,
+        request_id: str | None = None,  # vLLM's programs give one; a request is ended by cancelling its task
         *,
         use_tqdm: Any = None,  # no bar is shown: tasks that wait share the terminal
         **sampling: Any,
-    ) -> Any:
+    ) -> Answer:
         """Answer one prompt or several, like `LLM.generate`.
 
         Returns:
-            A Generation for a single prompt, else a list of them in the order of the prompts.
+            What is awaited for a Generation for a single prompt, else a list of them in the order of the prompts. Or
+            `async for`, for a single prompt, gives at each step the Generation so far, as vLLM's does.
 
         Raises:
             PromptError, SamplingError, BatchError: as `LLM.generate`.
             EngineClosedError: this was closed before the answer was there.
         """
-        params = sampling_of(sampling_params, sampling)
-        split, single = split_prompts(prompts)
-        return await self._answers(await asyncio.to_thread(self.llm.requests, split, params), single)
+        return Answer(
+            self._whole(prompts, sampling_params, sampling), self._growing(prompts, sampling_params, sampling)
+        )
 
     async def chat(
         self,
@@ -174,6 +218,8 @@ class AsyncLLM:
                     with naming_prompt(index, len(requests)):
                         raise output.error
                 unfinished -= output.choice is not None
+                if output.choice is not None and requests[index].unheld.schema:
+                    await in_thread(partial(requests[index].check, output))
                 yield index, output
         finally:
             if end is not None:
@@ -188,6 +234,30 @@ class AsyncLLM:
     async def close(self) -> None:
         """End the thread. Requests that are not finished end with EngineClosedError. The LLM stays as it is."""
         await asyncio.to_thread(self.thread.close)
+
+    async def _whole(
+        self, prompts: Prompt | Seq[Prompt], given: Params | Seq[Params] | None, sampling: Mapping[str, Any]
+    ) -> Any:
+        """Answer as `generate` does when it is awaited."""
+        params = sampling_of(given, sampling)
+        split, single = split_prompts(prompts)
+        return await self._answers(await asyncio.to_thread(self.llm.requests, split, params), single)
+
+    async def _growing(
+        self, prompt: Any, given: Params | Seq[Params] | None, sampling: Mapping[str, Any]
+    ) -> AsyncGenerator[Generation, None]:
+        """Answer one prompt as `generate` does when it is iterated."""
+        params = sampling_of(given, sampling)
+        (request,) = await asyncio.to_thread(self.llm.requests, [one_prompt(prompt)], params, stream=True)
+        choices = [Choice(index, "", [], None, None, SequenceStats()) for index in range(request.params.n)]
+        prompt_logprobs = None
+        async with aclosing(self.outputs([request])) as outputs:
+            async for _, output in outputs:
+                chunk = output.chunk
+                choices[chunk.index] = output.choice or choices[chunk.index].grown(chunk)
+                prompt_logprobs = output.prompt_logprobs or prompt_logprobs
+                if chunk.token_ids or output.choice is not None:
+                    yield Generation(request.prompt_token_ids, [*choices], prompt_logprobs, request.prompt)
 
     async def _answers(self, requests: Seq[Request], single: bool) -> Any:
         """Compute requests together. Returns and raises as `generate`."""

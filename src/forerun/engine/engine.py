@@ -24,6 +24,7 @@ from forerun.errors import DeviceError, GrammarError, InterruptedRequestError
 from forerun.models import LanguageModel
 from forerun.sampling import SequenceConstraint
 from forerun.sampling.grammar import Grammars
+from forerun.sampling.json_schemas import ALL_HELD
 from forerun.speculation import SpeculationPolicy
 from forerun.types import Constraint
 
@@ -164,11 +165,13 @@ class Engine:
         stop_ids = (frozenset() if params.ignore_eos else target.eos_token_ids) | frozenset(params.stop_token_ids)
         flow = params.tenant if flow is None else flow
         stops = StopStrings(params.stop) if params.stop else NO_STOPS
+        unheld = ALL_HELD if params.grammar is None else self.grammars.unheld(params.grammar, params.tenant)
         made = []
         for index, prompt in enumerate(prompts):
             with naming_prompt(index, len(prompts)):
                 check_prompt(prompt, target)
-            made.append(Request(next(self._ids), list(prompt), params, stream, stop_ids, stops, flow, params.tenant))
+            given = (next(self._ids), list(prompt), params, stream, stop_ids, stops, flow, params.tenant)
+            made.append(Request(*given, unheld=unheld))
         return made
 
     def enqueue(self, request: Request) -> None:

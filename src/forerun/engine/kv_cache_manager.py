@@ -73,7 +73,7 @@ class KVCacheManager:
             return
         sequence = state.sequence
         shared = sequence.num_prompt - 1
-        leader = None if sequence.num_output else state.leader
+        leader = state.leader
         source = None if leader is None else leader.cache
         state.leader = None
         if source is not None and source.length >= shared and not self._target.state_nbytes:

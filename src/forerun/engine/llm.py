@@ -10,7 +10,7 @@ from dataclasses import replace
 from inspect import signature
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, TypeAlias, overload
+from typing import Any, Self, TypeAlias, overload
 
 import torch
 from torch import nn
@@ -41,12 +41,12 @@ from forerun.engine.sequence import Request
 from forerun.engine.step_times import calibrate, check_costs
 from forerun.engine.thread_safe import SharedEngine
 from forerun.errors import BatchError, ConfigError, DrafterError, ModelLoadError
-from forerun.models import LanguageModel, find_tokenizer, load_model
+from forerun.models import LanguageModel, find_tokenizer, load_model, number_format
 from forerun.models.loading.load import source_tokenizer
 from forerun.models.loading.source import find_source
 from forerun.utils.fields import described
 from forerun.utils.files import Closing
-from forerun.utils.habits import ON_GPUS, translated
+from forerun.utils.habits import ON_GPUS, Hinted, translated
 from forerun.utils.json_file import Fields
 
 _log = logging.getLogger(MEMORY_LOG)
@@ -154,7 +154,7 @@ _DRAFTER_SEED = 0x6A09E667F3BCC908
 """Keeps the drafter's draws apart from the engine's: rejection is exact only if the two are independent."""
 
 
-class LLM(Closing):
+class LLM(Closing, Hinted):
     """Generates text with a target model, faster with a drafter, and with the same distribution either way.
 
     Any number of threads may call `generate` and `stream` at once: their requests are computed together, up to
@@ -285,6 +285,16 @@ class LLM(Closing):
         self.engine = Engine(self.target, self.drafter, tokenizer=self.tokenizer, config=config, bounds_memory=False)
         self.shared = SharedEngine(self.engine)
 
+    @classmethod
+    def from_pretrained(cls, model: str | Path, **options: Any) -> Self:
+        """Make an LLM, as Transformers' programs say it."""
+        return cls(model, **options)
+
+    def __repr__(self) -> str:
+        """Show the model, the format of its weights, the drafter, and whether it is exact, in one line."""
+        exact = "exact" if self.exact else "not exact"
+        return f"LLM({self.target.name!r}, {number_format(self.target)}, drafter={self.drafter_name!r}, {exact})"
+
     def get_tokenizer(self) -> Any:
         """Return the Transformers tokenizer; None if the model has none."""
         return getattr(self.tokenizer, "full", self.tokenizer)
@@ -293,6 +303,13 @@ class LLM(Closing):
         """Return the options that the target's files recommend. `generate` takes them only if it is given them."""
         own: dict[str, Any] = {**getattr(self.target, "recommended_sampling", {})}
         return SamplingParams(**own | {"top_k": int(own.get("top_k", 0))})
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget the keys and values that are kept for requests that begin alike, of the drafter's models too. Return
+        whether none is left; requests that are not finished keep theirs."""
+        pools = (self.target.pool, *(() if self.drafter is None else self.drafter.pools))
+        emptied = [pool.forget() for pool in pools if pool is not None]
+        return all(emptied)
 
     def close(self) -> None:
         """Discard requests that are not finished."""
@@ -467,6 +484,7 @@ class LLM(Closing):
                     if output.error is not None:
                         raise output.error
                     unfinished -= output.choice is not None
+                    request.check(output)
                     yield output.chunk
         finally:
             self.shared.forget(ids)
@@ -479,6 +497,7 @@ class LLM(Closing):
                 if output.error is not None:
                     self.shared.forget([request.id])
                     return output.error
+                request.check(output)
                 outputs.append(output)
         return Generation.of(request.prompt_token_ids, outputs, request.prompt)
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 
 from forerun.sampling import TokenLogprob
 from forerun.types import FinishReason
+from forerun.utils.habits import Hinted
 
 
 @dataclass(slots=True)
@@ -48,6 +49,7 @@ class SequenceStats:
         time_verify: processing logits, verifying, finding log-probabilities.
         time_first_token: from the start of the first step to the first token.
         time_total: from the start of the first step to the end of the last.
+        warnings: what of its grammar was not held while it was generated, and whether the finished answer keeps to it.
     """
 
     num_tokens: int = 0
@@ -69,6 +71,7 @@ class SequenceStats:
     time_verify: float = 0.0
     time_first_token: float = 0.0
     time_total: float = 0.0
+    warnings: list[str] = field(default_factory=list)
 
     @property
     def mean_acceptance_length(self) -> float:
@@ -176,7 +179,7 @@ _SHOWN = 60
 
 
 @dataclass(slots=True, repr=False)
-class Choice:
+class Choice(Hinted):
     """One answer to one prompt.
 
     Attributes:
@@ -197,13 +200,20 @@ class Choice:
     finish_reason: FinishReason | None
     stats: SequenceStats
 
+    def grown(self, chunk: StreamChunk) -> Choice:
+        """Return the choice with what a step added to it."""
+        logprobs = None if chunk.logprobs is None else [*(self.logprobs or []), *chunk.logprobs]
+        return replace(
+            self, text=self.text + chunk.text, token_ids=[*self.token_ids, *chunk.token_ids], logprobs=logprobs
+        )
+
     def __repr__(self) -> str:
         """Show the beginning of the text, how many tokens it has and why it ended, in one line."""
         return f"Choice({_shown(self.text)}, {len(self.token_ids)} tokens, {self.finish_reason})"
 
 
 @dataclass(slots=True, repr=False)
-class Generation:
+class Generation(Hinted):
     """The answers to one prompt. `text`, `token_ids`, `logprobs`, `finish_reason` and `stats` are those of the first.
 
     vLLM returns a list even for one prompt: [0] is the Generation itself, and its length is 1.
@@ -244,6 +254,11 @@ class Generation:
         return self.choices
 
     @property
+    def finished(self) -> bool:
+        """Return whether all choices have ended, as all have but those that `async for` sees grow."""
+        return all(choice.finish_reason for choice in self.choices)
+
+    @property
     def text(self) -> str:
         return self.choices[0].text
 
@@ -262,6 +277,11 @@ class Generation:
     @property
     def stats(self) -> SequenceStats:
         return self.choices[0].stats
+
+    @property
+    def warnings(self) -> list[str]:
+        """Return what of the grammar was not held, and whether the finished answers keep to it."""
+        return list(dict.fromkeys(each for choice in self.choices for each in choice.stats.warnings))
 
 
 @dataclass(slots=True)

@@ -83,7 +83,7 @@ class WaitingQueue:
         self._queues: dict[tuple[Hashable, int, Hashable], deque[SequenceState]] = {}  # by scope, priority and flow
         self._resuming: deque[SequenceState] = deque()
         self._given: dict[Hashable, int] = {}  # tokens, by flow that waits
-        self._level = 0  # of the flow served last, with which a flow that comes begins
+        self._level = 0  # the most that a flow was given when it was served, with which a flow that comes begins
 
     def __len__(self) -> int:  # counted every time: an interrupt may come between a queue and its count
         return len(self._resuming) + sum(map(len, self._queues.values()))
@@ -107,7 +107,7 @@ class WaitingQueue:
             return None
         # `remove` may have been interrupted between a last state and its queue
         fresh = [states[0] for states in self._queues.values() if states]
-        heads = [*self._resuming, *sorted(fresh, key=lambda state: self._given.get(state.request.flow, self._level))]
+        heads = [*self._resuming, *sorted(fresh, key=lambda state: self._given[state.request.flow])]
         highest: dict[Hashable, int] = {}
         for state in heads:
             scope, priority = state.request.scope, state.request.params.priority
@@ -120,7 +120,7 @@ class WaitingQueue:
         """Remove a sequence that is admitted."""
         flow = state.request.flow
         if state not in self._resuming:
-            given = self._given.get(flow, self._level) + state.sequence.max_length
+            given = self._given[flow] + state.sequence.max_length
             self._given[flow] = given
             self._level = max(self._level, given)
         self.remove(state)
@@ -136,8 +136,6 @@ class WaitingQueue:
                 del self._queues[key]
                 if not any(other == flow for _, _, other in self._queues):
                     self._given.pop(flow, None)
-        if not self._queues and not self._resuming:
-            self._level = 0
 
 
 def _queue_of(state: SequenceState) -> tuple[Hashable, int, Hashable]:
@@ -273,7 +271,6 @@ class Scheduler:
                 followers.remove(state)
         if waiting := self._followers.get(state):  # it left before it had computed the prompt
             first, *following = waiting
-            first.leader = None
             for follower in following:
                 follower.leader = first
             if following:

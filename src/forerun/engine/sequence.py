@@ -16,6 +16,7 @@ from forerun.engine.results import Choice, SequenceStats, StepOutput, StepStats,
 from forerun.engine.text import NO_STOPS, Detokenizer, StopStrings, TextStream, TokenTexts
 from forerun.models import Rows
 from forerun.sampling import LogitsRow, TokenLogprob, takes_argmax, token_logprobs
+from forerun.sampling.json_schemas import ALL_HELD, Unheld
 from forerun.speculation import DraftOutcome, Reason
 from forerun.types import Cache, Constraint, Draft, FinishReason, Needs, Sequence, Step, TokenIds, Verdict
 from forerun.utils.tree import ROOT
@@ -39,6 +40,7 @@ class Request:
         scope: priorities are compared within a scope: a tenant, or None where they count among all.
         prompt: as text, where it was given as text.
         marks: id -> text of the special tokens that are part of the answer's text.
+        unheld: what of its grammar is not held while an answer is generated.
     """
 
     id: int
@@ -51,6 +53,17 @@ class Request:
     scope: Hashable = None
     prompt: str | None = None
     marks: Mapping[int, str] = field(default_factory=dict)
+    unheld: Unheld = ALL_HELD
+
+    def check(self, output: StepOutput) -> None:
+        """Check a finished answer by what is not held otherwise, and have its warnings say what comes of it.
+
+        It may take seconds, and is not for the engine's thread.
+        """
+        choice = output.choice
+        if choice is not None and self.unheld.schema:
+            is_whole = choice.finish_reason == "stop"
+            choice.stats.warnings.append(self.unheld.verdict(choice.text, is_whole=is_whole))
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -212,6 +225,7 @@ def new_state(
     state.most_drafted = 0 if params.drafter == NO_DRAFTER else params.num_draft_tokens
     if texts is not None and (request.stream or params.stop):
         state.text = TextStream(texts, prompt, request.stops, request.marks)
+    state.stats.warnings += request.unheld.warnings
     if params.logprobs is not None:
         state.logprobs = []
     if params.prompt_logprobs is not None and choice == 0:

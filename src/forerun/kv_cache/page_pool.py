@@ -84,6 +84,14 @@ class PagePool:
             if num_pages is not None:
                 del self._free[max(0, num_pages - self.num_taken) :]
 
+    def forget(self) -> bool:
+        """Drop the published pages that no cache holds, see `types.Pool.forget`."""
+        with self._lock:
+            self._collect()
+            while self._tree.idle:
+                self._set_free(self._tree.evict())
+            return self._tree.num_pages == 0
+
     def register(self, cache: Holder) -> None:
         """Register a cache that may take pages. If it is forgotten before it is freed, it gives them back then."""
         with self._lock:

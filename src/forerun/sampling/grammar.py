@@ -7,6 +7,7 @@ the grammar refuses, which no rule accepts.
 
 from __future__ import annotations
 
+import json
 import math
 import threading
 from collections import OrderedDict
@@ -16,14 +17,15 @@ from functools import partial
 from hashlib import blake2b
 from time import thread_time
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from forerun.config import Grammar
+from forerun.config import JSON_SCHEMA, Grammar
 from forerun.errors import GrammarDeadEndError, GrammarError
+from forerun.sampling.json_schemas import Unheld, readable, remedy, unheld
 from forerun.types import Allowed, Bits, Draft, Matcher, Sequence, allow, forbid, is_allowed
 from forerun.utils import child_program
 from forerun.utils.children import CHILDREN, TaskError, TaskLimitError, tokenizer_json
@@ -38,8 +40,7 @@ _MOST_BYTES = 1 << 28
 """Prepared grammars that are kept, those used last, and bytes of all of them."""
 _MOST_VERDICTS = 1024
 _SECONDS = 2.0
-"""Processor time to compile a grammar and to follow it a little: most take a hundredth, and each is compiled twice."""
-_REMEDY = "Correct it, or leave it out."
+"""Processor time to compile a grammar twice and to follow it a little: most take a hundredth."""
 INSTALL = "Install it: pip install 'forerun[grammar]'"
 Key: TypeAlias = "tuple[str | None, Grammar]"
 _FOLLOWING = 1.0
@@ -96,6 +97,14 @@ def said(message: str) -> str:
     return " ".join(message.replace("<non-verbose/>", "").split())[:300].rstrip(" .;")
 
 
+class _Prepared(NamedTuple):
+    """A compiled grammar, the bytes of memory that it takes, and what of it is not held."""
+
+    matcher: LLMatcher
+    nbytes: int
+    unheld: Unheld
+
+
 class Grammars:
     """The compiled grammars of one target's requests. May be called from any thread.
 
@@ -115,7 +124,7 @@ class Grammars:
         self._vocab_size = vocab_size
         self._lock = threading.Lock()
         self._tokenizer: LLTokenizer | None = None
-        self._prepared: OrderedDict[Key, tuple[LLMatcher, int]] = OrderedDict()  # with its bytes
+        self._prepared: OrderedDict[Key, _Prepared] = OrderedDict()
         self._verdicts: OrderedDict[tuple[str | None, bytes], dict[str, Any]] = OrderedDict()
 
     def prepare(self, grammar: Grammar, tenant: str | None = None) -> Callable[[], Matcher]:
@@ -128,6 +137,13 @@ class Grammars:
             GrammarError: it is invalid, takes too much work, or allows nothing; the target's tokenizer does not serve;
                 or llguidance is not installed.
         """
+        return partial(self._matcher, self._find(grammar, tenant).matcher)
+
+    def unheld(self, grammar: Grammar, tenant: str | None = None) -> Unheld:
+        """Return what of a grammar is not held while an answer is generated. Arguments and errors as `prepare`."""
+        return self._find(grammar, tenant).unheld
+
+    def _find(self, grammar: Grammar, tenant: str | None) -> _Prepared:
         key = (tenant, grammar)
         with self._lock:
             found = self._prepared.get(key)
@@ -136,9 +152,9 @@ class Grammars:
         with self._lock:
             self._prepared[key] = found
             self._prepared.move_to_end(key)
-            while len(self._prepared) > _MOST or sum(nbytes for _, nbytes in self._prepared.values()) > _MOST_BYTES:
+            while len(self._prepared) > _MOST or sum(each.nbytes for each in self._prepared.values()) > _MOST_BYTES:
                 self._prepared.popitem(last=False)
-        return partial(self._matcher, found[0])
+        return found
 
     def special(self) -> dict[str, int]:
         """Return text -> id of the tokens that are no text to a grammar.
@@ -156,35 +172,43 @@ class Grammars:
             assert self._tokenizer is not None
             return GuidanceMatcher(compiled.deep_copy(), self._tokenizer.eos_token)
 
-    def _compile(self, grammar: Grammar, tenant: str | None) -> tuple[LLMatcher, int]:
+    def _compile(self, grammar: Grammar, tenant: str | None) -> _Prepared:
         tokenizer = self._make_tokenizer(_package())
-        verdict = self._verdict(grammar, tenant, tokenizer.eos_token)
+        text, warnings = grammar.text, grammar.warnings
+        if grammar.kind == JSON_SCHEMA:
+            schema, warnings = readable(json.loads(text))
+            text = json.dumps(schema, ensure_ascii=False)
+        verdict = self._verdict(grammar.kind, text, tenant, tokenizer.eos_token)
         try:
             if (reason := verdict.get("refused")) is not None:
                 raise ValueError(reason)
-            return child_program.compiled(tokenizer, grammar.kind, grammar.text), verdict["nbytes"]
+            matcher = child_program.compiled(tokenizer, grammar.kind, text)
         except ValueError as error:
-            raise GrammarError(f"The {grammar.kind} cannot be followed: {said(str(error))}. {_REMEDY}") from None
+            reason = said(str(error))
+            raise GrammarError(f"The {grammar.kind} cannot be followed: {reason}. {remedy(reason)}") from None
+        more = unheld(matcher.get_grammar_warnings(), grammar.text if grammar.kind == JSON_SCHEMA else "")
+        return _Prepared(matcher, verdict["nbytes"], Unheld((*warnings, *more.warnings), more.schema))
 
-    def _verdict(self, grammar: Grammar, tenant: str | None, end_id: int) -> dict[str, Any]:
+    def _verdict(self, kind: str, text: str, tenant: str | None, end_id: int) -> dict[str, Any]:
         """Return what `try_grammar` in a child process says of a grammar, unless it was tried before.
 
         Raises:
             GrammarError: it could not be tried.
         """
-        key = (tenant, blake2b(f"{grammar.kind} {grammar.text}".encode(), digest_size=16).digest())
+        key = (tenant, blake2b(f"{kind} {text}".encode(), digest_size=16).digest())
         with self._lock:
             verdict = self._verdicts.get(key)
         if verdict is None:
-            arguments = {"num_tokens": self._num_tokens, "end_id": end_id, "kind": grammar.kind}
-            text = grammar.text.encode()
-            tokenizer = self._hf_tokenizer
+            arguments = {"num_tokens": self._num_tokens, "end_id": end_id, "kind": kind}
+            blob, tokenizer = text.encode(), self._hf_tokenizer
             try:
-                verdict, _ = CHILDREN.perform("try_grammar", arguments, text, seconds=_SECONDS, tokenizer=tokenizer)
+                verdict, _ = CHILDREN.perform("try_grammar", arguments, blob, seconds=_SECONDS, tokenizer=tokenizer)
+                if verdict.get("seconds", 0) > _SECONDS:
+                    raise TaskLimitError(f"takes more than {_SECONDS:.3g} s of processor time")
             except TaskLimitError as error:
                 verdict = {"refused": f"it {error}"}
             except TaskError as error:
-                raise GrammarError(f"The {grammar.kind} could not be tried: {error}. Send it again.") from None
+                raise GrammarError(f"The {kind} could not be tried: {error}. Send it again.") from None
         with self._lock:
             self._verdicts[key] = verdict
             self._verdicts.move_to_end(key)
@@ -301,11 +325,6 @@ class SequenceConstraint:
     def _follow(self, sequence: Sequence) -> None:
         """Add the tokens that were committed since the last call to the committed tokens."""
         length = sequence.num_output
-        if length < self._committed:  # another sequence's tokens, or fewer than there were
-            self._memory.clear()
-            self._matcher = None
-            self._refused = None
-            self._committed = 0
         if length == self._committed:
             return
         new = sequence.token_ids[sequence.num_prompt + self._committed :]

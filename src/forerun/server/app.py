@@ -25,6 +25,7 @@ from forerun.server.metrics import HTTPMetrics, Prometheus
 from forerun.server.middleware import RequestMiddleware, refusal_response
 from forerun.server.options import ServerOptions
 from forerun.server.protocol.bodies import Body, Objects, TokenIds, validated
+from forerun.server.protocol.errors import failure_fields
 from forerun.server.protocol.messages_api import CountBody
 from forerun.server.protocol.requests import MESSAGES_URL, check_template_options
 from forerun.server.protocol.responses_api import RESPONSES_URL
@@ -229,7 +230,7 @@ def _add_page(app: FastAPI) -> None:
 
 def _error_handlers(service: Service) -> dict[Any, Any]:
     async def failed(request: Request, error: Exception) -> Response:
-        request.state.log_fields["error"] = type(error).__name__
+        request.state.log_fields |= failure_fields(error)
         return refusal_response(error, request.url.path)
 
     async def missing(request: Request, error: Exception) -> Response:

@@ -21,7 +21,7 @@ from forerun.engine.sequence import Request as PromptRequest
 from forerun.server.progress import Replay, StreamState
 from forerun.server.protocol.answers import Asked, Chunks
 from forerun.server.protocol.bodies import validated
-from forerun.server.protocol.errors import error_response
+from forerun.server.protocol.errors import error_response, failure_fields
 from forerun.server.protocol.messages_api import MessageEvents, MessagesBody
 from forerun.server.protocol.requests import (
     CHAT_URL,
@@ -58,6 +58,7 @@ async def answer(service: Service, url: str, request: Request) -> Response:
         ClientDisconnect: the client has gone.
     """
     target = service.llm.target
+    request.state.log_fields["model"] = service.name
     kept = service.kept[request.state.tenant]
 
     def read(content: bytes) -> CompletionRequest:
@@ -137,7 +138,7 @@ class ActiveResponse:
                         yield _events(bodies)
             last = _events([*form.last(self._generations)], done=self._completion.url in _WITH_DONE)
         except Exception as error:
-            self.request.state.log_fields["error"] = type(error).__name__
+            self.request.state.log_fields |= failure_fields(error)
             last = error_events(self._completion.url, error, form.num_events)
         self.complete = True
         yield last

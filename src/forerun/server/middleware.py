@@ -21,7 +21,7 @@ from forerun.errors import EngineClosedError, ForerunError, RequestBodyError, Re
 from forerun.server.logs import LOGGER
 from forerun.server.metrics import HTTPMetrics
 from forerun.server.options import ServerOptions, host_of, is_loopback
-from forerun.server.protocol.errors import error_response
+from forerun.server.protocol.errors import error_response, failure_fields
 from forerun.server.protocol.requests import MESSAGES_URL
 
 OPEN_PATHS = ("/health", "/", "/page.css", "/page.js")
@@ -31,6 +31,7 @@ STATE_PATHS = ("/live", "/metrics")
 _MIB = 1 << 20
 _LINGER = 2.0
 """Seconds for which the rest of a too large body is read: if closed at once, the client would not see the answer."""
+_TWO_LENGTHS = "ambiguous_length"
 _ID = re.compile(r"[\x21-\x7e]{1,128}")
 _log = logging.getLogger(LOGGER)
 
@@ -165,7 +166,7 @@ class RequestMiddleware:
             self._metrics.disconnected()
             log_fields["disconnected"] = True
         except Exception as error:
-            log_fields["error" if status is None else "cut"] = type(error).__name__
+            log_fields |= failure_fields(error) if status is None else {"cut": type(error).__name__}
             if status is None:
                 await _refuse(error, scope, receive, send_with_id)
             if not isinstance(error, ForerunError):
@@ -186,6 +187,12 @@ class RequestMiddleware:
             )
 
     async def _handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if {"content-length", "transfer-encoding"} <= {*Headers(scope=scope)}:
+            raise RequestBodyError(
+                "The request has both Content-Length and Transfer-Encoding, so that a proxy may see its end elsewhere. "
+                "Send one of them.",
+                code=_TWO_LENGTHS,
+            )
         scope["state"]["tenant"] = self._access.tenant(scope)
         if scope["method"] == "POST":
             if self.draining:
@@ -229,7 +236,7 @@ async def _refuse(error: Exception, scope: Scope, receive: Receive, send: Send) 
     """Answer with an error. The rest of a too large body is read for a while, for the client to see the answer."""
     answer = refusal_response(error, scope["path"])
     headers = answer.raw_headers
-    if answer.status_code in (408, 413):
+    if answer.status_code in (408, 413) or getattr(error, "code", None) == _TWO_LENGTHS:
         headers.append((b"connection", b"close"))  # the rest of the body is not read
     await send({"type": "http.response.start", "status": answer.status_code, "headers": headers})
     await send({"type": "http.response.body", "body": answer.body, "more_body": True})

@@ -9,6 +9,7 @@ from ipaddress import ip_address
 from pathlib import Path
 
 from forerun.errors import ConfigError
+from forerun.server.logs import LOG_FORMATS, TEXT
 from forerun.utils.fields import check_options, documented, option
 
 _HOST = re.compile(r"(?:\[([\da-f:.]+)\]|([\w.-]+))(?::\d*)?|([\da-f:.]+)", re.IGNORECASE)
@@ -81,6 +82,9 @@ class ServerOptions:
         "How the model writes thinking and calls, a response template of Transformers as JSON; else as the chat "
         "template does.",
         metavar="FILE",
+    )
+    log_format: str = option(
+        TEXT, "The log on standard error: a line of text a request, or an object as JSON.", choices=LOG_FORMATS
     )
     log_prompts: bool = option(False, "Log the text of prompts and answers, which is left out otherwise.")
 

@@ -239,13 +239,19 @@ class Service:
             self._journal.answered(output, completion.params, prompt, request.state.category, seconds)
         fields = request.state.log_fields
         stats = choice.stats
+        first = seconds - stats.time_total + stats.time_first_token
         for name, more in (
+            ("cached_tokens", 0 if choice.index else stats.num_cached_tokens),  # of each prompt once
+            ("forwards", stats.num_forwards),
             ("completion_tokens", len(choice.token_ids)),
             ("finish_reasons", [choice.finish_reason]),
             ("draft_tokens", stats.num_draft_tokens),
             ("accepted_tokens", stats.num_accepted_tokens),
         ):
             fields[name] = fields[name] + more if name in fields else more
+        fields["first_token_seconds"] = round(min(first, fields.get("first_token_seconds", first)), 4)
+        fields["tokens_per_second"] = round(fields["completion_tokens"] / max(seconds, 1e-3), 2)
+        fields["tokens_per_step"] = round(fields["completion_tokens"] / max(fields["forwards"], 1), 2)
         fields["speculation"] = stats.speculation
         if self.options.log_prompts:
             _log.info({"event": "answer", "request_id": request.state.request_id, "text": choice.text})

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from time import process_time
 from typing import Any, BinaryIO
 
 MEMORY, MEMORY_PER_BYTE = 1 << 30, 96
@@ -158,14 +159,37 @@ def _take_first_steps(matcher: Any, end_id: int) -> None:
 
 def try_grammar(blob: bytes, key: str, num_tokens: int, end_id: int, kind: str) -> Answer:
     """Compile a grammar, whose text are the bytes, and follow it a little. Return why it cannot be followed, or the
-    bytes of memory that it takes."""
+    bytes of memory that it takes and the processor time of this and of compiling it again."""
     tokenizer = _guidance(key, num_tokens, end_id)
     before = _resident()
+    started = process_time()
     try:
-        _take_first_steps(compiled(tokenizer, kind, blob.decode()), end_id)
+        made = compiled(tokenizer, kind, blob.decode())
+        again = process_time() - started
+        _take_first_steps(made, end_id)
     except ValueError as error:
         return {"refused": str(error)}, b""
-    return {"nbytes": max(0, _resident() - before)}, b""
+    seconds = process_time() - started + again
+    return {"nbytes": max(0, _resident() - before) + len(blob), "seconds": seconds}, b""
+
+
+@cache
+def _validators() -> Any:
+    from jsonschema import validators
+
+    return validators
+
+
+def check_answer(blob: bytes, schema: str) -> Answer:
+    """Return where an answer, which the bytes are, breaks a JSON schema, and how; nothing if it does not."""
+    from jsonschema.exceptions import best_match
+    from referencing.jsonschema import EMPTY_REGISTRY
+
+    given = json.loads(schema)
+    # with a registry of one's own, no reference is looked for elsewhere
+    kind = _validators().validator_for(given, default=_validators().Draft202012Validator)
+    error = best_match(kind(given, registry=EMPTY_REGISTRY).iter_errors(json.loads(blob)))
+    return {"broken": "" if error is None else f"{error.json_path}: {error.validator}"}, b""
 
 
 # The process
@@ -175,6 +199,7 @@ _TASKS: dict[str, tuple[Callable[..., Answer], Callable[..., Any], tuple[str, ..
     "define": (define, dict, ()),
     "encode": (encode_blob, _tokenizer, ("key",)),
     "try_grammar": (try_grammar, _guidance, ("key", "num_tokens", "end_id")),
+    "check_answer": (check_answer, _validators, ()),
 }
 """By name a task, what makes it ready, whose time is not the task's, and the arguments of that."""
 

@@ -22,6 +22,7 @@ from forerun.config import COST_CACHE_VARIABLE, environment_choice
 from forerun.errors import ConfigError
 from forerun.utils.home import home
 from forerun.utils.json_file import ErrorType, Fields
+from forerun.utils.signals import cleaned_up
 
 try:
     import fcntl
@@ -77,14 +78,15 @@ def atomic_file(path: Path, error: ErrorType, *, remedy: str = REMEDY) -> Iterat
     temporary = _temporary(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with temporary.open("xb") as file:
-                yield file
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        with cleaned_up():
+            try:
+                with temporary.open("xb") as file:
+                    yield file
+                    file.flush()
+                    os.fsync(file.fileno())
+                temporary.replace(path)
+            finally:
+                temporary.unlink(missing_ok=True)
         _sync_folder(path.parent)
     except OSError as failure:
         raise error(f"{path} cannot be written: {failure.strerror or failure}. {remedy}") from failure
@@ -154,15 +156,16 @@ def new_files(folder: Path, error: ErrorType) -> Iterator[Path]:
     # inside a folder that is there: it may be a mount point, or the one place that may be written
     temporary = _temporary(folder / "new" if folder.is_dir() else folder)
     try:
-        temporary.mkdir(parents=True)
-        try:
-            yield temporary
-            folder.mkdir(parents=True, exist_ok=True)
-            for path in sorted(temporary.iterdir()):
-                path.replace(folder / path.name)
-            _sync_folder(folder)
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
+        with cleaned_up():
+            try:
+                temporary.mkdir(parents=True)
+                yield temporary
+                folder.mkdir(parents=True, exist_ok=True)
+                for path in sorted(temporary.iterdir()):
+                    path.replace(folder / path.name)
+                _sync_folder(folder)
+            finally:
+                shutil.rmtree(temporary, ignore_errors=True)
     except OSError as failure:
         raise error(f"{folder} cannot be written: {failure.strerror or failure}. {REMEDY}") from failure
 
@@ -179,21 +182,22 @@ def whole_folder(folder: Path, error: ErrorType) -> Iterator[Path]:
     temporary = _temporary(folder)
     former = _temporary(folder)
     try:
-        temporary.mkdir(parents=True)
-        try:
-            yield temporary
+        with cleaned_up():
             try:
-                if os.path.lexists(folder):
-                    folder.replace(former)
-                temporary.replace(folder)
-            except BaseException:
-                if os.path.lexists(former) and not os.path.lexists(folder):
-                    former.replace(folder)
-                raise
-            _sync_folder(folder.parent)
-        finally:
-            remove(temporary)
-            remove(former)
+                temporary.mkdir(parents=True)
+                yield temporary
+                try:
+                    if os.path.lexists(folder):
+                        folder.replace(former)
+                    temporary.replace(folder)
+                except BaseException:
+                    if os.path.lexists(former) and not os.path.lexists(folder):
+                        former.replace(folder)
+                    raise
+                _sync_folder(folder.parent)
+            finally:
+                remove(temporary)
+                remove(former)
     except OSError as failure:
         raise error(f"{folder} cannot be written: {failure.strerror or failure}. {REMEDY}") from failure
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from difflib import get_close_matches
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from forerun.errors import ConfigError
 
@@ -191,6 +191,7 @@ CHANGE_NOTHING: Mapping[str, tuple[Any, ...] | None] = {
     "low_cpu_mem_usage": ANY,
     "compilation_config": ANY,
     "enforce_eager": (False,),
+    "request_id": ANY,
     "disable_log_stats": ANY,
     "disable_custom_all_reduce": ANY,
     "swap_space": ANY,
@@ -207,6 +208,68 @@ ON_GPUS = ("enforce_eager", "gpu_memory_utilization")
 """Those that change nothing where no GPU computes."""
 
 
+_TEXTS_ONLY = "forerun generates text, and computes no embeddings or scores."
+_HERE = "A model is computed in this process: call the function with llm.target."
+_FREED = "Nothing sleeps: close the LLM and drop it, which frees the memory, and make it again."
+_IN_STATS = "The figures of an answer are in its stats; a server's are at /metrics."
+_NO_IDS = "Answers go to who asked, without an id."
+_CANCEL = "Cancel the task that waits, or close the iterator of AsyncLLM.stream."
+_LOADED = "Give LLM(model, device=..., dtype=...): a model stays as it was loaded."
+_TOKENIZER = "Call it of llm.get_tokenizer()."
+
+MEMBERS: Mapping[str, str] = {
+    # of an LLM
+    "beam_search": _NO_BEAMS,
+    "embed": _TEXTS_ONLY,
+    "create_embedding": _TEXTS_ONLY,
+    "score": _TEXTS_ONLY + " SamplingParams(prompt_logprobs=0) gives a text's log-probabilities.",
+    "reward": _TEXTS_ONLY,
+    "classify": _TEXTS_ONLY + " SamplingParams(grammar=Grammar.choice([...])) has the model choose.",
+    "sleep": _FREED,
+    "wake_up": _FREED,
+    "collective_rpc": _HERE,
+    "apply_model": _HERE,
+    "get_metrics": _IN_STATS,
+    "llm_engine": "Take llm.target, the model (context_length, vocab_size), or llm.engine, which is forerun's own.",
+    "model_config": "Take llm.target, the model (context_length, vocab_size).",
+    "config": "Take llm.target, the model (context_length, vocab_size).",
+    "model": "Take llm.target.",
+    "start_profile": "Profile with torch.profiler: a model is computed in this process.",
+    "stop_profile": "Profile with torch.profiler: a model is computed in this process.",
+    "to": _LOADED,
+    "cuda": _LOADED,
+    "half": _LOADED,
+    "save_pretrained": "`forerun export hf` writes a folder for Transformers.",
+    "create_completion": "Call generate(prompt).",
+    "create_chat_completion": "Call chat(messages).",
+    "tokenize": "Call encode(prompt).",
+    "detokenize": "Call decode of llm.get_tokenizer().",
+    "decode": _TOKENIZER,
+    "apply_chat_template": _TOKENIZER,
+    "abort": _CANCEL,
+    "add_request": "Call generate or stream.",
+    "shutdown": "Call close().",
+    # of an answer
+    "metrics": _IN_STATS,
+    "request_id": _NO_IDS,
+    "num_cached_tokens": _IN_STATS,
+    "cumulative_logprob": "Add the logprobs up: sum(each.logprob for each in choice.logprobs).",
+}
+"""What others' models and answers have -> what does the same."""
+
+
+class Hinted:
+    """What says, of attributes that it lacks and others' have, what does the same."""
+
+    __slots__ = ()
+
+    if not TYPE_CHECKING:  # or every name would be known to a type checker
+
+        def __getattr__(self, name: str) -> NoReturn:
+            said = f"{type(self).__name__} has no {name!r}. {MEMBERS.get(name, '')}"
+            raise AttributeError(said.rstrip(), name=name, obj=self)  # to which Python adds a similar name
+
+
 def translated(
     given: Mapping[str, Any],
     known: Collection[str],
@@ -221,15 +284,19 @@ def translated(
         elsewhere: other places -> their options.
 
     Raises:
-        error: naming an unknown option and what it is called here.
+        error: naming all unknown options and what they are called here.
     """
+    remedies: dict[str, str] = {}
     for name, value in given.items():
         if name not in known and not _changes_nothing(name, value):
-            remedy = hint(name, known) or f"There are: {', '.join(known)}."
+            remedies[name] = hint(name, known)
             for place, names in elsewhere.items():
                 if (option := _option(name, names)) and not _option(name, known):
-                    remedy = f"Give {option} to {place}."
-            raise error(f"{owner} has no option {name!r}. {remedy}")
+                    remedies[name] = f"Give {option} to {place}."
+    if remedies:
+        said = [f"{owner} has no option {name!r}. {remedy}".rstrip() for name, remedy in remedies.items()]
+        there = [] if all(remedies.values()) else [f"There are: {', '.join(known)}."]
+        raise error(" ".join(said + there))
     return {name: value for name, value in given.items() if name in known}
 
 

@@ -92,7 +92,7 @@ class Served:
 @contextmanager
 def served(*arguments: str) -> Iterator[Served]:
     """A server on a free port; when it ends, nothing of it may be left."""
-    with forerun("serve", *arguments, "--port", "0", start_new_session=True) as process:
+    with forerun("serve", *arguments, "--port", "0", "--log-format", "json", start_new_session=True) as process:
         made = Served(process)
         reader = threading.Thread(target=made.follow, daemon=True)
         reader.start()

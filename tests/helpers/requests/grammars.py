@@ -9,6 +9,7 @@ import numpy as np
 
 from forerun import Grammar
 from forerun.errors import GrammarDeadEndError
+from forerun.sampling.json_schemas import ALL_HELD, Unheld
 from forerun.types import Bits, Matcher, allow
 
 ANY = Grammar.regex("anything")
@@ -41,6 +42,10 @@ class Automaton:
     def prepare(self, grammar: Grammar, tenant: str | None = None) -> Callable[[], Matcher]:
         """As `Grammars.prepare`, of every grammar."""
         return self.matcher
+
+    def unheld(self, grammar: Grammar, tenant: str | None = None) -> Unheld:
+        """As `Grammars.unheld`, of every grammar."""
+        return ALL_HELD
 
     def state_after(self, token_ids: Seq[int]) -> int | None:
         state: int | None = 0

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from family_answers import CASES, called, form, read
-from forerun.chat.forced_calls import call_grammar
+from forerun.chat.forced_calls import Forced, call_grammar
 from forerun.config import Grammar
 from forerun.errors import GrammarError
 from forerun.sampling.grammar import Grammars
@@ -165,6 +165,35 @@ def test_several_calls_and_optional_arguments() -> None:
         assert follows(tokenizer, grammar, f"<|tool_call_start|>[f({arguments})]<|tool_call_end|>"), arguments
     for arguments in ("a=1,", 'b="x", a=1', "a=x", "d=1", "a=1 b=2"):
         assert not follows(tokenizer, grammar, f"<|tool_call_start|>[f({arguments})]<|tool_call_end|>"), arguments
+
+
+def test_formats_of_arguments_are_told() -> None:
+    tokenizer = byte_level()
+    grammars = Grammars(tokenizer, "m", len(tokenizer))
+    city = {"type": "object", "properties": {"city": {"type": "string", "format": "place"}}, "required": ["city"]}
+    tools = [{"type": "function", "function": {"name": name, "parameters": city}} for name in ("weather", "now")]
+    answer = {"type": "object", "properties": {"a": {"type": "string", "format": "byte"}}}
+    for forced, expected in (
+        (Forced("now"), ["now: Formats of the schema are not applied: 'place'."]),
+        (Forced(), [f"{name}: Formats of the schema are not applied: 'place'." for name in ("weather", "now")]),
+        (
+            Forced("now", answer=answer),
+            [
+                f"{of}ormats of the schema are not applied: {name!r}."
+                for of, name in (("now: F", "place"), ("F", "byte"))
+            ],
+        ),
+    ):
+        made = forced.grammar(form(CASES["hermes"].written), tools, grammars, False, False)
+        assert list(grammars.unheld(made).warnings) == expected
+    tools[1]["function"]["parameters"]["properties"]["city"]["not"] = {"enum": ["Paris"]}
+    refused = Forced("now").grammar(form(CASES["hermes"].written), tools, grammars, False, False)
+    with pytest.raises(GrammarError, match=r'"not".*"lenient": true'):
+        grammars.prepare(refused)
+    tools[1]["function"]["parameters"]["x-guidance"] = {"lenient": True}
+    lenient = Forced("now").grammar(form(CASES["hermes"].written), tools, grammars, False, False)
+    assert "not checked" in grammars.unheld(lenient).warnings[-1]
+    assert follows(tokenizer, lenient.text, WRITTEN["hermes"].replace("weather", "now").replace(', "days": 3', ""))
 
 
 def test_what_cannot_be_forced() -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from forerun.cli import audit as command
+from forerun.cli import audit as command, output
 from forerun.lab.audit.certificate import Certificate, Check, Layer
 from forerun.lab.audit.settings import AuditOptions, quick
 from forerun.lab.audit.statistics import Deviation
@@ -73,10 +74,31 @@ def test_quick_and_the_sizes_that_are_asked_for(invoke: Invoke, monkeypatch: pyt
 
     monkeypatch.setattr(command, "_of_model", record)
     invoke("audit", "it", "--quick", "--drafter", "suffix", "--requests", "100", "--acceptance", "token")
-    model, drafter, prompts, settings, llm = seen[0]
+    model, drafter, prompts, settings, llm, pace = seen[0]
     assert (model, drafter, prompts) == ("it", "suffix", None)
     assert settings == quick(AuditOptions(requests=100)) and settings.samples < AuditOptions().samples
     assert llm.acceptance == "token"
+    assert settings.minutes < 3 and pace.is_limited and not pace.is_over
+
+
+def test_the_count_and_the_time_left_are_shown(
+    invoke: Invoke, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def work(*given: Any) -> Certificate:
+        given[-1].begin("Bits: K=1", 16)
+        given[-1].advance(7)
+        return certificate()
+
+    monkeypatch.setattr(command, "_of_model", work)
+    lines = invoke("audit", "it", "--quick").stderr
+    assert re.search(r"Bits: K=1, 16; 1[45]\d s left", lines)
+    assert "Bits: K=1, 16\n" in invoke("audit", "it").stderr
+    monkeypatch.setattr(output.sys.stderr.__class__, "isatty", lambda _: True)
+    with output.TimedProgress("audit", 150.0) as progress:
+        progress.say("Bits: K=1", ", 16; 150 s left")
+        progress.tick(30.0, "7/16")
+    drawn = capsys.readouterr().err
+    assert "Bits: K=1" in drawn and "7/16" in drawn and "120 s left" in drawn
 
 
 @pytest.mark.parametrize(

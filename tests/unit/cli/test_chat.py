@@ -77,7 +77,7 @@ def test_every_answer_is_part_of_the_next_prompt() -> None:
 def test_an_answer_and_its_statistics_are_printed_apart(capsys: pytest.CaptureFixture[str]) -> None:
     converse(session_of(fake()), "one")
     out, err = capsys.readouterr()
-    assert out == TEXT + "\n"
+    assert out == TEXT + "\n\n"
     assert "6 tokens in" in err and "the first after" in err and "tokens/s" in err
     assert "3.00 tokens per forward" in err and "50 % of 8 draft tokens accepted" in err and "suffix" in err
 
@@ -331,7 +331,7 @@ def test_on_a_pipe_every_line_is_a_message(invoke: Invoke, opened: dict[str, Any
     flags = ["--system", "brief", "--seed", "3", "--max-tokens", "9", "--adapter", "some/adapter", "--drafter", "none"]
     result = invoke("chat", "some/model", *flags, input="one\n\n/quit\\\n")
     assert result.exit_code == 0
-    assert result.stdout == f"{TEXT}\n{TEXT}\n"
+    assert result.stdout == f"{TEXT}\n\n{TEXT}\n\n"
     assert asked(opened["llm"]) == [["brief", "one"], ["brief", "one", TEXT, "/quit\\"]]
     assert (opened["model"], opened["drafter"], opened["adapter"]) == ("some/model", "none", "some/adapter")
     assert opened["chat"] is True
@@ -346,14 +346,14 @@ def test_on_a_pipe_a_line_that_cannot_be_answered_ends_the_chat(
     result = invoke("chat", "some/model", input=content)
     assert result.exit_code == 2
     assert told in result.stderr
-    assert result.stdout == (f"{TEXT}\n" if content[:3] == b"one" else "")
+    assert result.stdout == (f"{TEXT}\n\n" if content[:3] == b"one" else "")
 
 
 def test_on_a_pipe_ctrl_c_ends_the_chat_with_what_was_said(invoke: Invoke, opened: dict[str, Any]) -> None:
     opened["llm"] = fake(fail_after=1)
     result = invoke("chat", "some/model", input="one\ntwo\n")
     assert result.exit_code == 130
-    assert result.stdout == "alpha beta gamma \n"
+    assert result.stdout == "alpha beta gamma \n\n"
 
 
 def test_without_a_model_and_without_smollm2_it_says_how_to_fetch_it(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 import tomllib
@@ -77,12 +78,29 @@ def test_the_keys_of_a_command_are_listed_as_toml(invoke: Invoke) -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
-def test_a_full_disk_is_told() -> None:
+@pytest.mark.parametrize("command", ["drafters", "--version", "--help"])
+def test_a_full_disk_is_told(command: str) -> None:
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(
-            [sys.executable, "-m", "forerun", "drafters"], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60
+            [sys.executable, "-m", "forerun", command], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60
         )
     assert (done.returncode, done.stderr) == (2, "forerun: Nothing more can be written: No space left on device.\n")
+
+
+@pytest.mark.parametrize(
+    ("command", "closed", "code", "told"),
+    [
+        ("drafters", "1>&-", 2, "forerun: Nothing more can be written: standard output is closed.\n"),
+        ("drafters", "0<&- 1>&-", 2, "forerun: Nothing more can be written: standard output is closed.\n"),
+        ("drafters", "1>&- 2>&-", 2, ""),
+        ("generate --model no-such-model x", "0<&- 2>&-", 2, ""),
+        ("--version", "1>&-", 2, "forerun: Nothing more can be written: standard output is closed.\n"),
+    ],
+)
+def test_a_closed_stream_is_no_traceback(command: str, closed: str, code: int, told: str) -> None:
+    line = f"{shlex.quote(sys.executable)} -m forerun {command} {closed}"
+    done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (code, "", told)
 
 
 def test_ctrl_c_while_modules_are_imported_is_quiet(tmp_path: Path) -> None:

@@ -81,7 +81,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     monkeypatch.setattr(command, "open_llm", open_llm)
     monkeypatch.setattr(server_run, "run_server", serve)
     monkeypatch.setattr("forerun.server.service.Service", lambda llm, name, options: {"name": name, "options": options})
-    monkeypatch.setattr("forerun.server.logs.log_as_json", lambda: None)
+    monkeypatch.setattr("forerun.server.logs.start_log", lambda _: None)
     return seen
 
 
@@ -171,7 +171,7 @@ def test_without_ray_or_with_another_version(
     monkeypatch.setitem(sys.modules, "ray", None)
     rest = ["--model", "bundled"] if command[0] == "batch" else ["--port", "0"]
     arguments = keys_in_file([*command, "--ray", "--replica-threads", "1", *rest], tmp_path / "keys.toml")
-    monkeypatch.setattr("forerun.server.logs.log_as_json", lambda: None)  # not into a stream that ends here
+    monkeypatch.setattr("forerun.server.logs.start_log", lambda _: None)  # not into a stream that ends here
     done = RUNNER.invoke(app, arguments)
     said = " ".join(done.output.split())
     assert "versions tried: 2.60. pip install 'forerun[ray]'" in said

@@ -61,10 +61,10 @@ def test_a_file_of_others_is_not_replaced(invoke: Invoke, prompts: Path) -> None
 
 
 def test_ctrl_c_writes_what_is_known(invoke: Invoke, prompts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(self: Any, seconds: float) -> None:
+    def interrupted(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(command.TuneProgress, "tick", interrupted)
+    monkeypatch.setattr(command.TimedProgress, "tick", interrupted)
     result = tune(invoke, prompts)
     assert result.exit_code == 130
     assert "Interrupted" in result.stdout and (prompts.parent / "forerun.toml").exists()

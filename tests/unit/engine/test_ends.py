@@ -34,6 +34,18 @@ def ended(fake: FakeModel, plan: Scripted | None, params: SamplingParams, k: int
     return choice
 
 
+def streamed(fake: FakeModel, plan: Scripted | None, params: SamplingParams, k: int = 5) -> tuple[str, Choice]:
+    """The text of all chunks of one request, and its finished choice."""
+    engine = Engine(fake, plan, config=EngineConfig(num_draft_tokens=k), tokenizer=PIECES)
+    engine.add(PROMPT, params, stream=True)
+    outputs = []
+    while engine.has_work:
+        outputs += engine.step()
+    choice = outputs[-1].choice
+    assert choice is not None
+    return "".join(output.chunk.text for output in outputs), choice
+
+
 def stopped(output: Seq[int], stops: Seq[str], min_tokens: int) -> tuple[int | None, str]:
     """The definition: decode every prefix; a stop string counts if a token at or after min_tokens completes it."""
     before = 0
@@ -91,6 +103,21 @@ def test_a_stop_at_the_last_place_is_a_stop(kind: str, length: int) -> None:
         choice = ended(fake, drafter(fake, kind), replace(GREEDY, max_tokens=length, stop=(stop,)))
         assert (choice.token_ids, choice.finish_reason) == (output[:length], "stop")
         assert choice.text == whole[: whole.index(stop)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("stop", [(), ("not there",)], ids=["", "beside a stop string"])
+def test_a_stream_has_the_text_of_the_whole(kind: str, stop: tuple[str, ...]) -> None:
+    """The token that ends it by its id is no part of either, though it has a text."""
+    fake = FakeModel(seed=5)
+    output = fake.greedy(PROMPT, LENGTH)
+    for length in range(1, 9):
+        params = replace(GREEDY, stop_token_ids=(output[length - 1],), stop=stop)
+        whole = ended(fake, drafter(fake, kind), params)
+        text, choice = streamed(fake, drafter(fake, kind), params)
+        first = output.index(output[length - 1])
+        assert text == choice.text == whole.text == PIECES.decode(output[:first])
+        assert choice.token_ids == whole.token_ids == output[: first + 1]
 
 
 def test_the_cases_above_are_there() -> None:

@@ -1,6 +1,8 @@
 """What users of vLLM and Transformers type: each line runs, or is refused with what forerun calls it."""
 
 import asyncio
+import copy
+import pickle
 from inspect import signature
 from typing import Any
 
@@ -43,6 +45,7 @@ def names(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     llm = forerun.LLM("bundled", drafter="suffix", seed=1)
     outputs = llm.generate(["bcd", "e"], forerun.SamplingParams(temperature=0, max_tokens=4), use_tqdm=False)
     given = {"LLM": forerun.LLM, "SamplingParams": forerun.SamplingParams, "torch": torch, "forerun": forerun}
+    given |= {"copy": copy, "pickle": pickle}
     return {**given, "AsyncLLM": forerun.AsyncLLM, "llm": llm, "outputs": outputs, "chat": CHAT, "opened": opened}
 
 
@@ -109,6 +112,13 @@ RUNS = [
     "llm.get_tokenizer().apply_chat_template(chat, tokenize=False, add_generation_prompt=True) == 'bc'",
     "llm.get_default_sampling_params() == SamplingParams(temperature=0.6, top_k=20)",
     "LLM('bundled', drafter='suffix').__enter__().__exit__(None, None, None) is None",
+    # what others' models and answers have
+    "LLM.from_pretrained('bundled', drafter='suffix').generate('bcd', max_tokens=2).finished",
+    "repr(LLM('bundled', drafter='suffix')) == \"LLM('fake', float32, drafter='suffix', exact)\"",
+    "repr(AsyncLLM(llm)) == f'Async{llm!r}'",
+    "repr(LLM('bundled', None)) == \"LLM('fake', float32, drafter=None, exact)\"",
+    "not hasattr(llm, 'beam_search') and not hasattr(outputs[0], 'metrics')",
+    "copy.deepcopy(outputs[0]) == pickle.loads(pickle.dumps(outputs[0])) == outputs[0]",
 ]
 REFUSED = [
     # LLM
@@ -167,6 +177,25 @@ REFUSED = [
     ("llm.stream(['a', 'b'])", "takes one prompt"),
     # names
     ("forerun.AsyncLLMEngine", "take AsyncLLM"),
+    ("llm.beam_search(['a'])", "LLM has no 'beam_search'. There is no beam search"),
+    ("llm.embed('a')", "no embeddings"),
+    ("llm.score('a', 'b')", "no embeddings or scores.*prompt_logprobs"),
+    ("llm.classify('a')", r"Grammar\.choice"),
+    ("llm.sleep(level=1)", "close the LLM"),
+    ("llm.collective_rpc('f')", r"llm\.target"),
+    ("llm.apply_model(print)", r"llm\.target"),
+    ("llm.get_metrics()", "in its stats"),
+    ("llm.llm_engine.model_config", r"llm\.target"),
+    ("AsyncLLM(llm).abort('1')", "Cancel the task"),
+    ("outputs[0].metrics.first_token_time", "Generation has no 'metrics'. .*in its stats"),
+    ("outputs[0].outputs[0].cumulative_logprob", "Choice has no 'cumulative_logprob'. Add the logprobs"),
+    ("llm.nothing_like_it", "LLM has no 'nothing_like_it'.$"),
+    # all of a call at once
+    ("LLM('bundled', max_num_seqs=8, n_ctx=9, top_p=1)", "max_batch.*max_model_len.*Give top_p to SamplingParams"),
+    (
+        "SamplingParams(max_length=3, stop_strings='x', zzz=1)",
+        "Did you mean max_tokens.*stop.*'zzz'. There are: temperature, ",
+    ),
     ("forerun.AutoModelForCausalLM", r"take LLM\(model\)"),
 ]
 
@@ -178,7 +207,7 @@ def test_a_line_that_runs(line: str, names: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(("line", "said"), REFUSED)
 def test_a_line_that_is_refused(line: str, said: str, names: dict[str, Any]) -> None:
-    with pytest.raises((ConfigError, PromptError, ImportError), match=said):
+    with pytest.raises((ConfigError, PromptError, ImportError, AttributeError), match=said):
         eval(line, names)
 
 
@@ -193,6 +222,32 @@ def test_the_asynchronous_interface_takes_the_same(names: dict[str, Any]) -> Non
             assert await llm.get_tokenizer() is names["llm"].get_tokenizer()
             with pytest.raises(ConfigError, match="Did you mean max_tokens"):
                 await llm.generate("bcd", max_new_tokens=3)
+
+    asyncio.run(ask())
+
+
+def test_an_answer_is_awaited_as_a_coroutine_or_seen_to_grow(names: dict[str, Any]) -> None:
+    async def ask() -> None:
+        params = forerun.SamplingParams(seed=5, max_tokens=5, n=2, logprobs=1, prompt_logprobs=0)
+        async with forerun.AsyncLLM(names["llm"]) as llm:
+            whole = await asyncio.create_task(llm.generate("bcd", params))
+            said = [(each.text, each.token_ids, each.logprobs, each.finish_reason) for each in whole.outputs]
+            (same,) = await asyncio.gather(llm.generate("bcd", params))
+            grown = [output async for output in llm.generate("bcd", params, "an id")]
+            for last in (same, grown[-1]):
+                assert said == [(each.text, each.token_ids, each.logprobs, each.finish_reason) for each in last.outputs]
+                assert last.prompt_logprobs == whole.prompt_logprobs
+            assert [output.finished for output in grown] == [*[False] * (len(grown) - 1), True]
+            lengths = [len(output.token_ids) for output in grown]
+            assert lengths == sorted(lengths) and lengths[0] < lengths[-1] == 5
+            assert all(whole.text.startswith(output.text) for output in grown)
+            with pytest.raises(PromptError, match="takes one prompt"):
+                [output async for output in llm.generate(["bcd", "e"], params)]
+            late = asyncio.create_task(llm.generate("bcd", max_tokens=10**4, ignore_eos=True))
+            await asyncio.sleep(0.01)
+            late.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await late
 
     asyncio.run(ask())
 
@@ -251,6 +306,25 @@ def test_the_table_names_what_there_is() -> None:
     assert set(CHANGE_NOTHING) | set(ON_GPUS) <= set(HABITS)
     assert not {name for name in HABITS if name in described(forerun.SamplingParams)}
     assert "prompt-lookup" in DRAFTERS
+
+
+def test_a_prefix_cache_is_reset() -> None:
+    with forerun.LLM("bundled", "draft-model", prefix_reuse="on", seed=1) as llm:
+        prompt = [5] * 200
+
+        def cached() -> int:
+            return llm.generate(prompt, max_tokens=4).stats.num_cached_tokens
+
+        assert (cached(), cached()) == (0, 192)
+        stream = llm.stream(prompt, max_tokens=99, ignore_eos=True)
+        next(stream)
+        shares = llm.target.kernels.startswith("native")  # the reference's published pages are copies
+        assert llm.reset_prefix_cache() is not shares  # the stream holds its pages yet
+        stream.close()
+        assert llm.reset_prefix_cache() is True
+        pools = [llm.target.pool, *(llm.drafter.pools if llm.drafter is not None else ())]
+        assert [pool.num_taken for pool in pools if pool is not None] == [0, 0]
+        assert (cached(), cached()) == (0, 192)
 
 
 def test_max_model_len_bounds_prompts_answers_and_the_cache() -> None:

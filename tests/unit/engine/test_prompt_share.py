@@ -47,6 +47,10 @@ def test_the_bounds() -> None:
     slow.observe(StepStats(num_rows=1, time_total=0.001))
     slow.observe(StepStats(num_rows=65, num_prompt_rows=64, time_total=1.0))
     assert slow.rows(1, is_watched=True) == MIN_ROWS
+    fast = PromptShare(adaptive=True)
+    fast.observe(StepStats(num_rows=1, time_total=1.0))
+    fast.observe(StepStats(num_rows=65, num_prompt_rows=64, time_total=1.001))
+    assert fast.rows(1, is_watched=True) == MAX_ROWS  # however little a row adds
     fixed = PromptShare(adaptive=False)
     for each in (step(0, 1), step(16, 1)):
         fixed.observe(each)

@@ -12,6 +12,7 @@ from doubles import FakeModel, Scripted, adversaries
 from forerun.config import EngineConfig, SamplingParams
 from forerun.engine import Engine, StepOutput
 from forerun.errors import PromptError, QueueFullError
+from forerun.models import Rows
 from forerun.speculation import AutomaticPolicy, FixedPolicy, SpeculationPolicy
 from forerun.types import Sequence
 from fuzzing import examples
@@ -192,6 +193,20 @@ def test_a_flow_keeps_its_turn_when_a_request_of_high_priority_has_gone() -> Non
     assert [order.index(each) for each in (urgent, *low)] == [2, 4, 6]
 
 
+def test_a_newcomer_passes_none_who_was_given_less() -> None:
+    """It begins with what the flow has had that had most, not with what was served last."""
+    _, engine = engine_of(1000, max_batch=1)
+    long = enqueue(engine, [[1, i] for i in range(2)], replace(LOUD, priority=0, max_tokens=40))
+    short = enqueue(engine, [[2, i] for i in range(4)], replace(QUIET, max_tokens=4, ignore_eos=True))
+    order: list[int] = []
+    new: list[int] = []
+    while engine.has_work:
+        order += [output.request_id for output in engine.step() if output.choice is not None]
+        if short[0] in order and not new:
+            new = enqueue(engine, [[3, 4]], replace(GREEDY, tenant="new"))
+    assert order == [long[0], *short, long[1], *new]
+
+
 def test_a_newcomer_gets_a_slot_of_a_flow_that_has_several() -> None:
     """A body of many prompts, and one of a single prompt; the texts are what they are alone."""
     fake, engine = engine_of(1000, max_batch=4)
@@ -208,6 +223,18 @@ def test_a_newcomer_gets_a_slot_of_a_flow_that_has_several() -> None:
     assert [each.num_preemptions for each in stats] == [0, 0, 0, 1] + [0] * 8
     for i, prompt in zip(bulk, prompts):
         assert last[i, 0].choice.token_ids == fake.greedy(prompt, 100)
+
+
+@pytest.mark.parametrize(("priority", "has_slot"), [(1, False), (0, True), (-1, True)])
+def test_a_newcomer_gets_no_slot_of_a_flow_of_higher_priority(priority: int, has_slot: bool) -> None:
+    _, engine = engine_of(1000, max_batch=2)
+    bulk = enqueue(engine, [[1, 2], [1, 3]], replace(GREEDY, priority=priority), "bulk")
+    engine.step()
+    (new,) = enqueue(engine, [[3, 4]], GREEDY, "new")
+    engine.step()
+    assert running(engine) == ([bulk[0], new] if has_slot else bulk)
+    last = finish(engine)
+    assert [last[each, 0].choice.stats.num_preemptions for each in bulk] == [0, int(has_slot)]
 
 
 def test_choices_of_one_request_do_not_keep_a_newcomer_out() -> None:
@@ -287,7 +314,8 @@ def test_choices_go_on_when_the_first_is_lost(when: str) -> None:
 
     drafter.start = failing  # type: ignore[method-assign]
     engine = Engine(fake, drafter, config=EngineConfig(prefill_chunk=4, max_batch=2))
-    engine.add([1, 2, 3, 4, 5, 6, 7, 8, 9], SamplingParams(n=3, seed=1, max_tokens=3))
+    prompt = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 0]
+    engine.add(prompt, SamplingParams(n=3, seed=1, max_tokens=3))
     if when != "before":
         for _ in range(1 if when == "within" else 4):
             engine.step()
@@ -297,9 +325,11 @@ def test_choices_go_on_when_the_first_is_lost(when: str) -> None:
     last = finish(engine)
     assert [output.error is not None for _, output in sorted(last.items())] == [True, False, False]
     alone = Engine(FakeModel())
-    alone.add([1, 2, 3, 4, 5, 6, 7, 8, 9], SamplingParams(n=3, seed=1, max_tokens=3))
+    alone.add(prompt, SamplingParams(n=3, seed=1, max_tokens=3))
     theirs = finish(alone)
     assert [last[0, i].choice.token_ids for i in (1, 2)] == [theirs[0, i].choice.token_ids for i in (1, 2)]
+    if when != "after":  # of one that has left, only whole pages are there
+        assert last[0, 2].choice.stats.num_cached_tokens == len(prompt) - 1
 
 
 def test_a_repeated_prompt_is_not_computed_again() -> None:
@@ -320,6 +350,23 @@ def test_a_repeated_prompt_is_not_computed_again() -> None:
     whole = answer(replace(GREEDY, prompt_logprobs=0, max_tokens=1))
     assert len(whole.prompt_logprobs) == 50
     assert whole.choice.stats.num_cached_tokens == 0
+
+
+def test_what_a_failed_request_has_computed_nobody_takes_over() -> None:
+    """But for its prompt, from which a token came before."""
+    fake, engine = engine_of(1000)
+    prompt = [1, 2, 3, 4, 5, 6]
+
+    def fail(batch: list[Rows]) -> None:
+        if any(rows.cache.length > 3 * PAGE for rows in batch):
+            raise OSError("out of paper")
+
+    fake.before_forward = fail
+    engine.add(prompt, GREEDY)
+    assert isinstance(finish(engine)[0, 0].error, OSError)
+    fake.before_forward = lambda _: None
+    again = engine.add([*prompt, *fake.greedy(prompt, 8)], GREEDY)
+    assert finish(engine)[again, 0].choice.stats.num_cached_tokens == PAGE
 
 
 @pytest.mark.parametrize("num_steps", range(9))

@@ -204,6 +204,24 @@ def test_a_process_that_is_killed_leaves_nothing_that_is_used(machine: Machine) 
     assert path.read_bytes() == b"library" and machine.files() == sorted([path.parent.name, LIBRARY, FACTS])
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_process_that_is_ended_ends_the_compiler_and_leaves_no_folder(
+    machine: Machine, number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    monkeypatch.setenv("TMPDIR", str(scratch))
+    machine.compiler_does(HANGS)
+    ended, pid = process(machine), Path(f"{machine.log}.pid")
+    with ended:
+        until(lambda: pid.exists() and bool(pid.read_text().strip()))
+        assert LIBRARY in machine.files() and [*scratch.iterdir()]
+        ended.send_signal(number)
+        assert ended.wait(LIMIT) == -number
+    until(lambda: not is_alive(int(pid.read_text())))
+    assert [Path(name).suffix for name in machine.files()] == [".lock"] and not [*scratch.iterdir()]
+
+
 def test_two_processes_compile_once(machine: Machine) -> None:
     machine.compiler_does(f"sleep 0.3; {COMPILES}")
     processes = [process(machine) for _ in range(2)]

@@ -76,13 +76,12 @@ def test_it_tells_what_a_fresh_matcher_tells(seed: int) -> None:
     assert automaton.num_made == 1
 
 
-def test_a_sequence_that_is_another_is_followed_anew() -> None:
-    automaton = random_automaton(3, VOCAB, end_id=END)
+def test_nothing_follows_a_token_that_ends_the_output() -> None:
+    """Though the grammar has it in the middle of a text, as where `stop_token_ids` names it."""
+    automaton = Automaton({0: {1: 0, END: 0}}, frozenset({0}), VOCAB)
     sequence, constraint = new(automaton)
-    sequence.token_ids += list(automaton.edges[0])
-    constraint.allowed(sequence, [[]])
-    del sequence.token_ids[2:]
-    assert shown(constraint.allowed(sequence, [[]])[0]) == set(automaton.edges[0])
+    tree = Tree([END, 1, END, 1, END], [-1, 0, 0, -1, 3])
+    assert constraint.viable(sequence, tree) == [True, False, False, True, True]
 
 
 def test_an_interrupt_at_any_call_of_the_matcher_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,6 +155,25 @@ def test_a_grammar_that_takes_too_long_is_a_dead_end(monkeypatch: pytest.MonkeyP
     error = constraint.allowed(sequence, [[1]])[0]
     assert isinstance(error, GrammarDeadEndError)
     assert "too long" in str(error)
+
+
+@pytest.mark.parametrize(("seconds", "is_too_long"), [(0.018, False), (0.03, True)])
+def test_time_is_granted_by_the_position(monkeypatch: pytest.MonkeyPatch, seconds: float, is_too_long: bool) -> None:
+    """Long texts may take longer. For a position the matcher is moved twice and asked once."""
+    now = [0.0]
+
+    def clock() -> float:
+        now[0] += seconds / 3
+        return now[0]
+
+    monkeypatch.setattr(constrained, "thread_time", clock)
+    sequence, constraint = new(Automaton({0: {1: 0, 2: 0}}, frozenset({0}), VOCAB))
+    kinds = []
+    for _ in range(200):
+        kinds.append(shown(constraint.allowed(sequence, [[]])[0]))
+        sequence.token_ids.append(1)
+    assert (GrammarDeadEndError in kinds) == is_too_long
+    assert kinds[0] == {END, 1, 2}
 
 
 class TestPipeline:

@@ -39,6 +39,24 @@ def ask(served: Served, request: str, *lines: str) -> tuple[int, str]:
     return int(answer.split()[1]), answer.partition("\r\n\r\n")[2]
 
 
+@pytest.mark.parametrize("request_line", [f"POST {COMPLETIONS}", "GET /v1/models", "GET /health"])
+@pytest.mark.parametrize("coding", ["chunked", "CHUNKED", "identity", "gzip, chunked"])
+def test_two_lengths_of_a_body_are_refused_and_the_connection_ends(
+    named: Served, request_line: str, coding: str
+) -> None:
+    head = [f"{request_line} HTTP/1.1", "Host: localhost", JSON_LINE, f"Transfer-Encoding: {coding}"]
+    smuggled = "0\r\n\r\nGET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", port_of(named)), timeout=LIMIT) as connection:
+        connection.sendall("\r\n".join([*head, f"Content-Length: {len(smuggled)}", "", smuggled]).encode())
+        answer = b"".join(iter(lambda: connection.recv(1 << 16), b"")).decode()
+    status, told = int(answer.split()[1]), answer.partition("\r\n\r\n")[2]
+    assert answer.count("HTTP/1.1 ") == 1, answer
+    if coding.lower() == "chunked":
+        assert status == 400 and json.loads(told)["error"]["code"] == "ambiguous_length"
+    else:
+        assert status in (400, 501)
+
+
 def port_of(served: Served) -> int:
     return int(served.url.rpartition(":")[2])
 

@@ -292,10 +292,20 @@ def test_what_is_logged(caplog: pytest.LogCaptureFixture) -> None:
         with caplog.at_level(logging.INFO, "forerun.server"), running(log_prompts=log_prompts) as (_, http):
             http.post(COMPLETIONS, json={**SHORT, "prompt": "hello secret"}, headers={"x-request-id": "it-1"})
             http.post(COMPLETIONS, json={**SHORT, "prompt": ["secret", 1]})
+            http.post(COMPLETIONS, json={**SHORT, "temperature": -1}, headers={"x-request-id": "it-2"})
+            stream = {"stream": True, "n": 2, "temperature": 1, "seed": 1}
+            http.post(COMPLETIONS, json=SHORT | stream, headers={"x-request-id": "it-3"})
         told = [record.msg for record in caplog.records if isinstance(record.msg, dict)]
         line = next(entry for entry in told if entry.get("request_id") == "it-1" and entry["event"] == "request")
         assert line["status"] == 200 and line["prompt_tokens"] == 12 and line["completion_tokens"] == 3
-        assert line["finish_reasons"] == ["length"] and line["seconds"] > 0
+        assert line["finish_reasons"] == ["length"] and line["seconds"] > 0 and line["model"] == "it"
+        assert line["tokens_per_second"] > 0 and line["tokens_per_step"] == 1 and line["cached_tokens"] == 0
+        assert 0 < line["first_token_seconds"] < line["seconds"]
+        of = {entry["request_id"]: entry for entry in told if entry["event"] == "request"}
+        assert (of["it-2"]["status"], of["it-2"]["param"]) == (400, "temperature")
+        whole = of["it-3"]
+        assert len(whole["finish_reasons"]) == 2 and 0 < whole["first_token_seconds"] < whole["seconds"]
+        assert whole["tokens_per_step"] == round(whole["completion_tokens"] / whole["forwards"], 2)
         assert ("secret" in caplog.text) == log_prompts
 
 

@@ -49,6 +49,36 @@ def test_a_response(client: openai.OpenAI) -> None:
     assert answer.status == "completed"
 
 
+def test_an_answer_says_what_was_not_held(http: httpx.Client) -> None:
+    """In its warnings, whichever the endpoint; the last of them is what came of the check of a lenient schema."""
+    schema = json.loads(json.dumps(SCHEMA))
+    schema["properties"]["world"]["format"] = "place"
+    schema["properties"]["a"]["not"] = {"enum": [1, 2]}
+    refused = http.post("/v1/chat/completions", json={"messages": MESSAGES, "response_format": wrapped(schema)})
+    assert refused.status_code == 400 and '"lenient": true' in refused.json()["error"]["message"]
+    schema["x-guidance"] = {"lenient": True}
+    own = {"format": {"type": "json_schema", "name": "it", "schema": schema}}
+    bodies: dict[str, dict[str, Any]] = {
+        "/v1/chat/completions": {"messages": MESSAGES, "response_format": wrapped(schema)},
+        "/v1/completions": {"prompt": "hello", "max_tokens": 99, "response_format": wrapped(schema)},
+        "/v1/responses": {"input": "hello", "text": own},
+        "/v1/messages": {"messages": MESSAGES, "max_tokens": 99, "output_config": own},
+    }
+    for url, body in bodies.items():
+        (format_told, not_held, verdict) = http.post(url, json=body).raise_for_status().json()["warnings"]
+        assert "'place'" in format_told and '"not"' in not_held and verdict == "The answer breaks its schema: $.a: not"
+        streamed = http.post(url, json=body | {"stream": True}).raise_for_status().text
+        assert streamed.count(verdict) == 1
+    cut = http.post("/v1/completions", json=bodies["/v1/completions"] | {"max_tokens": 2}).json()["warnings"]
+    assert "not checked" in cut[-1]
+    plain = {"messages": MESSAGES, "response_format": FORMAT}
+    assert "warnings" not in http.post("/v1/chat/completions", json=plain).json()
+
+
+def wrapped(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "it", "schema": schema}}
+
+
 def test_what_is_refused(served: Served, http: httpx.Client) -> None:
     wrong: list[dict[str, Any]] = [
         {"type": "json_schema", "json_schema": {"name": "it", "schema": {"type": "nonsense"}}},

@@ -76,6 +76,17 @@ def test_a_record_is_believed_until_trials_say_otherwise() -> None:
     assert acceptance.expect("b", 1)[0][0] > 0.8
 
 
+def test_what_later_places_have_shown_stays_while_drafts_are_short() -> None:
+    acceptance = AcceptanceStats()
+    for number in range(60):
+        acceptance.observe("a", 4, 4, [0, 1, 2, 3] if number % 5 == 0 else [0, 1])
+    before = acceptance.expect("new", 4)[0]
+    for _ in range(2000):
+        acceptance.observe("b", 2, 2, [0, 1])
+    gains = acceptance.expect("new", 4)[0]
+    assert gains[2] / gains[1] == pytest.approx(before[2] / before[1], rel=0.15) == pytest.approx(0.2, abs=0.1)
+
+
 def test_nothing_is_kept_of_what_has_left() -> None:
     acceptance = AcceptanceStats()
     feed(acceptance, "a", 0.5, 10)

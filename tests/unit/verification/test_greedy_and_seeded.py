@@ -168,16 +168,19 @@ def test_coupled_emits_the_same_tokens_whatever_is_drafted(seed):
         assert tokens == plain[: len(tokens)]
 
 
-@pytest.mark.parametrize("kept", [1, 3, 40, 2000])
-def test_coupled_takes_the_argmax_over_all_tokens_however_few_can_be_drawn(kept):
+@pytest.mark.parametrize(
+    ("kept", "vocab_size"), [(1, 2000), (3, 2000), (40, 2000), (2000, 2000), (3, 40_000), (40_000, 40_000)]
+)
+def test_coupled_takes_each_row_s_argmax_over_all_tokens(kept, vocab_size):
+    """However few can be drawn, and however many rows there are: of the larger vocabulary, each is looked at alone."""
     generator = torch.Generator().manual_seed(kept)
-    sequence, draft = seeded_sequence([1, 2, 3]), tree([5, 6, 7], [-1, -1, 0])
-    logprobs = torch.full((4, 2000), -torch.inf)
+    sequences = [seeded_sequence([1, 2, 3], seed) for seed in range(4)]
+    logprobs = torch.full((4, vocab_size), -torch.inf)
     for row in logprobs:
-        row[torch.randperm(2000, generator=generator)[:kept]] = torch.randn(kept, generator=generator).log_softmax(-1)
-    packed = PackedDrafts.of([draft])
-    noise = StepNoise(generator, [sequence], packed)
-    expected = (noise.gumbel(range(4), 2000) + logprobs).argmax(-1)
+        row[torch.randperm(vocab_size, generator=generator)[:kept]] = torch.randn(kept, generator=generator)
+    packed = PackedDrafts.of([Draft.empty()] * 4)
+    noise = StepNoise(generator, sequences, packed)
+    expected = (noise.gumbel(range(4), vocab_size) + logprobs).argmax(-1)
     assert VERIFIERS["coupled"].verify(packed, logprobs, noise) == match_sampled_tokens(packed, expected)
 
 

@@ -21,7 +21,7 @@ from forerun.integrations.ray.messages import ForwardedRequest
 from forerun.integrations.ray.metrics import RayMetricFactory
 from forerun.integrations.ray.plan import ROUTERS, ServePlan, gpus_of
 from forerun.integrations.ray.replica import Replica
-from forerun.server.logs import log_as_json
+from forerun.server.logs import start_log
 from forerun.server.metrics import HTTPMetrics
 from forerun.server.service import Service
 
@@ -36,7 +36,7 @@ class RayEngine(Replica):
 
     def __init__(self, plan: ServePlan) -> None:
         torch.set_num_threads(plan.threads)
-        log_as_json()
+        start_log(plan.server.log_format)
         llm = LLM(plan.model, drafter=plan.drafter, **plan.llm)
         service = Service(llm, plan.name, plan.server, RayMetricFactory(plan.name))
         super().__init__(service, f"{serve.get_replica_context().replica_id.unique_id}, process {os.getpid()}")
@@ -86,7 +86,7 @@ class IngressReplica:
     """The ingress's process."""
 
     def __init__(self, engines: DeploymentHandle, plan: ServePlan) -> None:
-        log_as_json()
+        start_log(plan.server.log_format)
         metrics = HTTPMetrics(RayMetricFactory(plan.name))
         self._ingress = Ingress(RayReplicas(engines), plan.server, metrics, lambda: metrics_addresses(ray.nodes()))
 

@@ -24,6 +24,7 @@ from forerun.utils import machine
 from forerun.utils.files import digest, file_digest, leftovers, locked, remove, whole_folder, write_json
 from forerun.utils.home import HOME_VARIABLE, KERNELS_FOLDER, home
 from forerun.utils.json_file import Fields
+from forerun.utils.signals import cleaned_up, held
 
 VARIABLE = "CXX"
 """Environment variable: the compiler, with optional arguments. If set, no other is tried."""
@@ -102,7 +103,7 @@ def _run(commands: Sequence[Sequence[str]], limit: float) -> tuple[int, str]:
     NativeUnavailableError if one cannot start, CompilationError if they exceed `limit`."""
     try:
         # Its temporary files lie in here, and go with it even where it is killed.
-        with TemporaryDirectory(prefix="forerun-", ignore_cleanup_errors=True) as scratch:
+        with cleaned_up(), TemporaryDirectory(prefix="forerun-", ignore_cleanup_errors=True) as scratch:
             log_file = Path(scratch) / "output"  # no pipe: whoever is left of its group could hold that open
             with log_file.open("wb") as file:
                 code = _exit_code(commands, partial(_start, log_file=file, scratch=scratch), limit)
@@ -130,15 +131,16 @@ def _start(command: Sequence[str], log_file: IO[bytes], scratch: str) -> subproc
 def _exit_code(
     commands: Sequence[Sequence[str]], start: Callable[[Sequence[str]], subprocess.Popen[bytes]], limit: float
 ) -> int:
-    """Wait for all commands to end, or one to fail. Whatever else ends this, Ctrl-C included, kills their process
-    groups."""
+    """Wait for all commands to end, or one to fail. Whatever else ends this, Ctrl-C and SIGTERM included, kills their
+    process groups."""
     waiting = deque(commands)
     running = list[subprocess.Popen[bytes]]()
     end = time.monotonic() + limit
     try:
         while waiting or running:
             while waiting and len(running) < machine.cores():
-                running.append(start(waiting.popleft()))
+                with held():
+                    running.append(start(waiting.popleft()))
             for process in [each for each in running if each.poll() is not None]:
                 running.remove(process)
                 if process.returncode:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from forerun.config import SamplingParams
 from forerun.drafters import Drafter, Traits
+from forerun.lab.audit.pace import Pace
 from forerun.lab.audit.statistics import Numbers
 from forerun.models import LanguageModel, Rows
 from forerun.sampling import LogitsPipeline, LogitsRow, draw_tokens
@@ -84,14 +85,16 @@ class ContinuationCells:
 
     Args:
         params: of the requests; answers have max_tokens tokens, or end with one of its stop tokens.
-        num_opened: paths whose distribution is computed, at most.
+        num_opened: paths whose distribution is computed, at most. pace: ends that after the first, when it is over.
 
     Attributes:
         opened: path -> the distribution [V] of its next token.
         probabilities: [C] of the cells.
     """
 
-    def __init__(self, distributions: TargetDistributions, params: SamplingParams, num_opened: int) -> None:
+    def __init__(
+        self, distributions: TargetDistributions, params: SamplingParams, num_opened: int, pace: Pace | None = None
+    ) -> None:
         self.params = params
         self.opened: dict[Path, Numbers] = {}
         self._cells: dict[tuple[Path, bool], int] = {}
@@ -102,7 +105,7 @@ class ContinuationCells:
             probabilities.append(probability)
 
         leaves: list[tuple[float, Path]] = [(-1.0, ())]
-        while leaves and len(self.opened) < num_opened:
+        while leaves and len(self.opened) < num_opened and not (self.opened and pace is not None and pace.is_over):
             negative, path = heapq.heappop(leaves)
             if len(path) == params.max_tokens or (path and path[-1] in params.stop_token_ids):
                 add_cell(path, False, -negative)

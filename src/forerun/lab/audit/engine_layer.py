@@ -8,7 +8,7 @@ others are computed.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence as Seq
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 from itertools import cycle, islice
 from pathlib import PurePath
@@ -20,8 +20,9 @@ from forerun.engine import Choice, Engine
 from forerun.errors import ForerunError
 from forerun.lab.audit.certificate import Check, Layer
 from forerun.lab.audit.distributions import ContinuationCells, DrawnDrafts, Path, TargetDistributions
+from forerun.lab.audit.pace import Pace, in_time
 from forerun.lab.audit.settings import SAMPLED, Sampled
-from forerun.lab.audit.statistics import NOTHING, GTest, Numbers, g_test
+from forerun.lab.audit.statistics import LEAST_EXPECTED, NOTHING, GTest, Numbers, g_test
 from forerun.models import LanguageModel
 from forerun.speculation import DraftPlan, FixedPolicy, SpeculationPolicy
 from forerun.types import Sequence
@@ -101,9 +102,14 @@ class Audited:
         self._prefix_reuse = prefix_reuse
 
     def answers(
-        self, requests: Seq[AuditRequest], run: AuditRun, seed: int, drafter: Drafter | None = None
+        self,
+        requests: Seq[AuditRequest],
+        run: AuditRun,
+        seed: int,
+        drafter: Drafter | None = None,
+        pace: Pace | None = None,
     ) -> list[list[Choice] | Exception]:
-        """Return the choices of each request, or the error that ended it.
+        """Return the choices of each request, or the error that ended it; of the first ones where the time is up.
 
         Args:
             seed: of the engine's noise and of K.
@@ -129,18 +135,22 @@ class Audited:
             policy=policy,
         )
         try:
-            return _drive(engine, requests, run.arrivals or len(requests))
+            return _drive(engine, requests, run, pace or Pace())
         finally:
             engine.close()
 
 
-def _drive(engine: Engine, requests: Seq[AuditRequest], arrivals: int) -> list[list[Choice] | Exception]:
+def _drive(engine: Engine, requests: Seq[AuditRequest], run: AuditRun, pace: Pace) -> list[list[Choice] | Exception]:
     index_of: dict[int, int] = {}
     choices: list[list[Choice]] = [[] for _ in requests]
     errors: dict[int, Exception] = {}
+    done: set[int] = set()
     added = 0
-    while added < len(requests) or engine.has_work:
-        for one in requests[added : added + arrivals]:
+    while (admits := added < len(requests) and not pace.is_over) or engine.has_work:
+        room = run.arrivals or (
+            2 * run.batch - added + len(done) if pace.is_limited else len(requests)
+        )  # a batch waits
+        for one in requests[added : added + room] if admits else ():
             index_of[engine.add(list(one.prompt), one.params)] = added
             added += 1
         for output in engine.step():
@@ -149,7 +159,11 @@ def _drive(engine: Engine, requests: Seq[AuditRequest], arrivals: int) -> list[l
                 errors.setdefault(index, output.error)
             elif output.choice is not None:
                 choices[index].append(output.choice)
-    return [errors.get(index) or sorted(found, key=lambda choice: choice.index) for index, found in enumerate(choices)]
+            if index in errors or len(choices[index]) == requests[index].params.n:
+                done.add(index)
+                pace.advance(len(done))
+    every = [errors.get(index) or sorted(found, key=lambda choice: choice.index) for index, found in enumerate(choices)]
+    return every[:added]
 
 
 def num_drafted(answers: Seq[list[Choice] | Exception]) -> tuple[int, int]:
@@ -189,8 +203,10 @@ def note_first_error(layer: Layer, answers: Seq[object]) -> None:
 
 LENGTH = 6
 """Tokens of an answer: enough for a draft, its rejection, and what comes after the rollback."""
-NUM_OPENED = 48
-"""Paths whose distribution is computed, of each prompt and test."""
+NUM_OPENED, LEAST_OPENED = 48, 4
+"""Paths whose distribution is computed, of each prompt and test: as many as its samples fill cells."""
+ENGINE_WEIGHT = 1.2
+"""Of a test's time, beside that of a comparison of bits."""
 _NUM_PROMPTS = 2
 _CHOICES = 4
 """Of a request without a seed: they share the pages of their prompt."""
@@ -205,7 +221,7 @@ def engine_layer(
     seed: int,
     level: float,
     acceptance: str | None = None,
-    say: Callable[[str], None] = lambda _: None,
+    pace: Pace | None = None,
     grid: Seq[Sampled] = SAMPLED,
 ) -> Layer:
     """Run every test of the grid and check its answers.
@@ -223,11 +239,11 @@ def engine_layer(
             "together, which is far less than these tests can see. Filters, which make a cut of such a difference, are "
             "left out."
         )
+    pace = pace or Pace()
     every = {tuple(prompt): TargetDistributions(audited.target, prompt) for prompt in prompts[:_NUM_PROMPTS]}
     try:
         for number, sampled in enumerate(grid):
-            say(f"Engine: {sampled.name}")
-            _test(audited, layer, sampled, every, num_requests // len(grid), seed + number, level, acceptance)
+            _test(audited, layer, sampled, every, num_requests // len(grid), seed + number, level, acceptance, pace)
     finally:
         for distributions in every.values():
             distributions.close()
@@ -243,8 +259,16 @@ def _test(
     seed: int,
     level: float,
     acceptance: str | None,
+    pace: Pace,
 ) -> None:
-    known = {prompt: _cells(audited, sampled, distributions) for prompt, distributions in every.items()}
+    each = 1 if sampled.is_seeded else _CHOICES
+    count = -(-num_requests // each)
+    pace.begin(f"Engine: {sampled.name}", count, ENGINE_WEIGHT)
+    if pace.is_over:
+        layer.tests.append(Check(sampled.name, "inconclusive", note=in_time(0, count)))
+        return
+    num_opened = max(LEAST_OPENED, min(NUM_OPENED, int(num_requests / len(every) / LEAST_EXPECTED)))
+    known = {prompt: _cells(audited, sampled, one, num_opened, pace) for prompt, one in every.items()}
     rng = random.Random(seed)
     requests = [
         AuditRequest(
@@ -253,16 +277,19 @@ def _test(
             if sampled.is_seeded
             else replace(known[prompt].params, n=_CHOICES),
         )
-        for prompt in islice(cycle(known), -(-num_requests // (1 if sampled.is_seeded else _CHOICES)))
+        for prompt in islice(cycle(known), count)
     ]
     drafter = DrawnDrafts(known, every, seed ^ 0x5DEECE66D) if sampled.is_drawn else None
-    answers = audited.answers(requests, _RUN, seed, drafter)
+    answers = audited.answers(requests, _RUN, seed, drafter, pace)
+    requests = requests[: len(answers)]
+    note = in_time(len(answers), count)
     drafted, accepted = num_drafted(answers)
     strata = _counted(known, requests, answers)
     if acceptance in LOSSY_RULES and not sampled.is_seeded:
-        layer.tests.append(Check.measured(sampled.name, strata, num_drafted=drafted, num_accepted=accepted))
+        layer.tests.append(Check.measured(sampled.name, strata, num_drafted=drafted, num_accepted=accepted, note=note))
         return
-    test = Check.of(sampled.name, _compared(strata), level, num_drafted=drafted, num_accepted=accepted)
+    counts = {"num_drafted": drafted, "num_accepted": accepted, **({"note": note} if note else {})}
+    test = Check.of(sampled.name, _compared(strata), level, **counts)
     if errors := broken(answers):
         test = replace(test, verdict="fail", note="; ".join(errors))
         layer.findings.append(f"{sampled.name}: {test.note}.")
@@ -278,13 +305,15 @@ def _test(
     layer.tests.append(test)
 
 
-def _cells(audited: Audited, sampled: Sampled, distributions: TargetDistributions) -> ContinuationCells:
+def _cells(
+    audited: Audited, sampled: Sampled, distributions: TargetDistributions, num_opened: int, pace: Pace
+) -> ContinuationCells:
     """Return the cells of a test's answers to one prompt."""
     options = sampled.options(distributions.probabilities((), SamplingParams()))
     if not audited.target.exactness.exact:
         options = {name: value for name, value in options.items() if name not in ("top_k", "top_p")}
     params = SamplingParams(max_tokens=LENGTH, ignore_eos=True, **options)
-    return ContinuationCells(distributions, params, NUM_OPENED)
+    return ContinuationCells(distributions, params, num_opened, pace)
 
 
 def _counted(

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Mapping, Sequence as Seq
+from collections.abc import Mapping, Sequence as Seq
 from typing import Any
 
 from forerun.errors import ConfigError, DrafterError
-from forerun.lab.audit.bits_layer import bits_layer
+from forerun.lab.audit.bits_layer import bits_layer, runs
 from forerun.lab.audit.certificate import Certificate, Layer
-from forerun.lab.audit.engine_layer import Audited, engine_layer
-from forerun.lab.audit.rule_layer import TRIED, rule_layer
+from forerun.lab.audit.engine_layer import ENGINE_WEIGHT, Audited, engine_layer
+from forerun.lab.audit.pace import Pace
+from forerun.lab.audit.rule_layer import RULE_WEIGHT, TRIED, rule_layer
 from forerun.lab.audit.settings import FAMILY_ERROR, NEEDS_DRAFTER, SAMPLED, AuditOptions
 from forerun.verification import check_acceptance
 
@@ -30,7 +32,7 @@ def run_audit(
     *,
     acceptance: str | None = None,
     subject: Mapping[str, Any] | None = None,
-    say: Callable[[str], None] = lambda _: None,
+    pace: Pace | None = None,
 ) -> Certificate:
     """Run all layers.
 
@@ -38,7 +40,7 @@ def run_audit(
         prompts: token ids, as long as they are.
         acceptance: the rule that `audited` was given.
         subject: what the certificate says of the model and the drafter.
-        say: called with a line for each stage.
+        pace: how long its stages may take, and who hears of them; None: as long as the settings say.
 
     Raises:
         ConfigError: there is no usable prompt, or no such rule.
@@ -54,15 +56,17 @@ def run_audit(
     if target.vocab_size < _FEWEST_TOKENS:
         raise ConfigError(f"{target.name} has {target.vocab_size} tokens; an audit needs {_FEWEST_TOKENS} or more.")
     chosen = audit_prompts(prompts, max(settings.num_prompts, 2), target.context_length, settings.max_tokens)
-    num_tests = len(TRIED) * bool(settings.samples) + len(SAMPLED) * bool(settings.requests)
-    level = FAMILY_ERROR / max(1, num_tests)
-    layers = [bits_layer(audited, chosen[: settings.num_prompts], settings, say)]
+    num_rules, num_sampled = len(TRIED) * bool(settings.samples), len(SAMPLED) * bool(settings.requests)
+    level = FAMILY_ERROR / max(1, num_rules + num_sampled)
+    pace = pace or Pace(60 * settings.minutes or math.inf)
+    pace.weight = 1 + len(runs(settings.num_draft_tokens)) + RULE_WEIGHT * num_rules + ENGINE_WEIGHT * num_sampled
+    layers = [bits_layer(audited, chosen[: settings.num_prompts], settings, pace)]
     if settings.samples:
-        layers.append(rule_layer(target, chosen, settings.samples, settings.seed, level, acceptance, say))
+        layers.append(rule_layer(target, chosen, settings.samples, settings.seed, level, acceptance, pace))
     else:
         layers.append(Layer("Rule", "Acceptance rules on cached distributions of the model.", reason="samples is 0"))
     if settings.requests:
-        layers.append(engine_layer(audited, chosen, settings.requests, settings.seed, level, acceptance, say))
+        layers.append(engine_layer(audited, chosen, settings.requests, settings.seed, level, acceptance, pace))
     else:
         layers.append(Layer("Engine", "Real requests against exact probabilities.", reason="requests is 0"))
     return Certificate(dict(subject or {}), layers, FAMILY_ERROR, time.perf_counter() - started)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence as Seq
+from collections.abc import Mapping, Sequence as Seq
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
@@ -18,11 +18,11 @@ import numpy as np
 
 from forerun.errors import AuditError, ConfigError
 from forerun.lab.audit.certificate import Certificate, Check, Layer, Verdict
+from forerun.lab.audit.pace import Pace, in_time
 from forerun.lab.audit.settings import FAMILY_ERROR, AuditOptions
 from forerun.lab.audit.statistics import NOTHING, GTest, homogeneity, more_often, share_found
 
 Body = dict[str, Any]
-Say = Callable[[str], None]
 Texts = tuple[str, ...]
 """Of an answer, one for each choice."""
 TIMEOUT = 120.0
@@ -76,15 +76,21 @@ class AuditedServer:
         self.counted: float | None = None
         self.model = model or self._first_model()
 
-    def complete(self, bodies: Seq[Body], at_once: int) -> list[Texts]:
-        """Send bodies to /v1/completions, so many at a time, count their draft tokens and return the texts.
+    def complete(self, bodies: Seq[Body], at_once: int, pace: Pace) -> list[Texts]:
+        """Send bodies to /v1/completions, so many at a time, count their draft tokens and return the texts; only of the
+        first bodies where the time is up.
 
         Raises:
             AuditError: the server does not answer, or refuses a body.
         """
         before = self.counter()
         with ThreadPoolExecutor(at_once) as pool:
-            answers = list(pool.map(self._complete, bodies))
+            answers = []
+            for answer in pool.map(lambda body: None if pace.is_over else self._complete(body), bodies):
+                if answer is None:
+                    break  # as are all after it
+                answers.append(answer)
+                pace.advance(len(answers))
         after = self.counter()
         if numbers := [drafted for _, drafted in answers if drafted is not None]:
             self.reported = (self.reported or 0) + sum(numbers)
@@ -162,13 +168,14 @@ def remote_audit(
     settings: AuditOptions | None = None,
     *,
     subject: Mapping[str, Any] | None = None,
-    say: Say = lambda _: None,
+    pace: Pace | None = None,
 ) -> Certificate:
     """Audit a server from outside.
 
     Args:
         speculative, plain: the same model, with speculation and without.
         prompts: raw text.
+        pace: as of `run_audit`.
 
     Raises:
         AuditError: a server does not answer, or refuses a request.
@@ -179,10 +186,12 @@ def remote_audit(
         raise ConfigError("There are no prompts. Give a file with some.")
     started = time.perf_counter()
     level = FAMILY_ERROR / _NUM_TESTS
-    bits = _bits(speculative, plain, prompts, settings, level, say)
+    pace = pace or Pace(60 * settings.minutes or math.inf)
+    pace.weight = 3 * (1 + len(SAMPLED) * bool(settings.requests))
+    bits = _bits(speculative, plain, prompts, settings, level, pace)
     engine = Layer("Engine", "Sampled answers with and without speculation against each other.")
     if settings.requests:
-        _sampled(engine, speculative, plain, prompts, settings, level, say)
+        _sampled(engine, speculative, plain, prompts, settings, level, pace)
     else:
         engine.reason = "requests is 0"
     switch = _switch(speculative, plain)
@@ -221,7 +230,7 @@ def _bits(
     prompts: Seq[str],
     settings: AuditOptions,
     level: float,
-    say: Callable[[str], None],
+    pace: Pace,
 ) -> Layer:
     """Compare greedy texts: plain decoding one at a time against itself under load, and against speculation."""
     layer = Layer("Bits", "Greedy texts with and without speculation; how often plain decoding differs from itself.")
@@ -230,16 +239,21 @@ def _bits(
         for number in range(2 * settings.num_prompts)
         for options in GREEDY.values()
     ]
-    count = len(bodies)
-    say(f"Bits: {count} plain requests, one at a time; the same under load; the same with speculation")
-    alone = plainly.complete(bodies, 1)
+    pace.begin("Bits: plain requests, one at a time", len(bodies))
+    alone = plainly.complete(bodies, 1, pace)
+    pace.begin("Bits: the same under load", len(alone))
+    itself = plainly.complete(bodies[: len(alone)], _AT_ONCE, pace)
+    pace.begin("Bits: the same with speculation", len(itself))
+    found = drafting.complete(bodies[: len(itself)], _AT_ONCE, pace)
+    count = len(found)
     noise, differing = (
-        sum(one != two for one, two in zip(alone, server.complete(bodies, _AT_ONCE), strict=True))
-        for server in (plainly, drafting)
+        sum(one != two for one, two in zip(alone, each[:count], strict=False)) for each in (itself, found)
     )
     p_value = more_often((noise, count), (differing, count))
     note = f"{differing} differ; of plain decoding against itself, {noise}"
-    verdict: Verdict = "pass"
+    if left_out := in_time(count, len(bodies)):
+        note += f"; {left_out}"
+    verdict: Verdict = "pass" if count else "inconclusive"
     if p_value < level:
         verdict = "fail"
         layer.findings.append(f"Greedy texts: {note}, of {count}.")
@@ -259,20 +273,24 @@ def _sampled(
     prompts: Seq[str],
     settings: AuditOptions,
     level: float,
-    say: Say,
+    pace: Pace,
 ) -> None:
     """Compare two plain samples with each other, and both with one with speculation."""
     each = max(settings.requests // (3 * len(SAMPLED)), 2 * _CHOICES)
     for name, options in SAMPLED.items():
-        say(f"Engine: {name}")
         bodies = [
             {"prompt": prompt, "max_tokens": _LENGTH, "temperature": _TEMPERATURE, "n": _CHOICES, **options}
             for _ in range(-(-each // (2 * _CHOICES)))
             for prompt in prompts[:2]
         ]
-        first, second, found = (server.complete(bodies, _AT_ONCE) for server in (plainly, plainly, drafting))
+        samples = []
+        for server, what in ((plainly, "plain"), (plainly, "plain again"), (drafting, "with speculation")):
+            pace.begin(f"Engine: {name}, {what}", len(bodies))
+            samples.append(server.complete(bodies, _AT_ONCE, pace))
+        first, second, found = samples
         itself = _compared(bodies, (first,), (second,)).p_value
-        test = Check.of(name, _compared(bodies, (first, second), (found,)), level)
+        note = in_time(min(map(len, samples)), len(bodies))
+        test = Check.of(name, _compared(bodies, (first, second), (found,)), level, **({"note": note} if note else {}))
         if itself < level:
             test = replace(test, verdict="inconclusive", note="plain decoding does not follow itself")
         elif test.verdict == "fail":
@@ -289,7 +307,7 @@ def _compared(bodies: Seq[Body], first: Seq[Seq[Texts]], second: Seq[Seq[Texts]]
             [
                 text
                 for answers in samples
-                for body, answer in zip(bodies, answers, strict=True)
+                for body, answer in zip(bodies, answers, strict=False)  # of the first ones
                 if body["prompt"] == prompt
                 for text in answer
             ]

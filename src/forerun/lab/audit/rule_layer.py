@@ -28,12 +28,15 @@ from forerun.lab.audit.distributions import (
     possible_drafts,
     symbol_distributions,
 )
+from forerun.lab.audit.pace import Pace, in_time
 from forerun.lab.audit.statistics import NOTHING, Numbers, g_test
 from forerun.models import LanguageModel
 from forerun.sampling import StepNoise
 from forerun.types import Noise, PackedDrafts, Sequence
 from forerun.verification import verify_step
 
+RULE_WEIGHT = 0.2
+"""Of a rule's time, beside that of a comparison of bits."""
 _AT_ONCE = 2048
 """Sequences of a step."""
 _NUM_PROMPTS = 2
@@ -86,7 +89,7 @@ def rule_layer(
     seed: int,
     level: float,
     acceptance: str | None = None,
-    say: Callable[[str], None] = lambda _: None,
+    pace: Pace | None = None,
     grid: Seq[RuleCase] = TRIED,
 ) -> Layer:
     """Try every lossless rule, and the lossy one that is requested.
@@ -100,7 +103,11 @@ def rule_layer(
         "Rule",
         "Acceptance rules on cached distributions of the model: three tokens a time against exact probabilities.",
     )
-    say("Rule: distributions of the model")
+    pace = pace or Pace()
+    pace.begin("Rule: distributions of the model", weight=RULE_WEIGHT)
+    if pace.is_over:
+        layer.tests.append(Check("all rules", "inconclusive", note=in_time(0, len(grid))))
+        return layer
     rng = np.random.default_rng(seed)
     sets: list[SymbolDistributions] = []
     for prompt in prompts[:_NUM_PROMPTS]:
@@ -108,25 +115,35 @@ def rule_layer(
             sets += [symbol_distributions(distributions, params, rng) for params in _OPTIONS]
     count = -(-num_samples // len(sets))
     for tried in grid:
-        say(f"Rule: {tried.name}")
-        outcome = sum((g_test(_counts(tried, one, count, rng), one.cells) for one in sets), NOTHING)
-        layer.tests.append(Check.of(tried.name, outcome, level))
+        pace.begin(f"Rule: {tried.name}", count * len(sets), RULE_WEIGHT)
+        outcome = NOTHING
+        for one in sets:
+            outcome += g_test(_counts(tried, one, count, rng, pace), one.cells)
+            pace.advance(outcome.num_samples)
+        note = in_time(outcome.num_samples, count * len(sets))
+        layer.tests.append(Check.of(tried.name, outcome, level, **({"note": note} if note else {})))
         if layer.tests[-1].verdict == "fail":
             layer.findings.append(f"{tried.name}: what it writes does not follow the target's distribution.")
     if acceptance in LOSSY_RULES:
         lossy = RuleCase(f"{acceptance}, drawn chains", str(acceptance), _CHAINS)
-        layer.tests.append(Check.measured(lossy.name, [(_counts(lossy, one, count, rng), one.cells) for one in sets]))
+        layer.tests.append(
+            Check.measured(lossy.name, [(_counts(lossy, one, count, rng, pace), one.cells) for one in sets])
+        )
     layer.tests.append(_at_bounds(layer, grid, sets, rng))
     return layer
 
 
-def _counts(tried: RuleCase, distributions: SymbolDistributions, num_samples: int, rng: np.random.Generator) -> Numbers:
+def _counts(
+    tried: RuleCase, distributions: SymbolDistributions, num_samples: int, rng: np.random.Generator, pace: Pace
+) -> Numbers:
     """Count how often each string of symbols is written, [NUM_SYMBOLS ** LENGTH]."""
     counts = np.zeros(NUM_SYMBOLS**LENGTH)
     drafts = tried.drafts(distributions)
     cumulative = {context: np.cumsum(row).tolist() for context, row in distributions.target.items()}
     generator = torch.Generator().manual_seed(int(rng.integers(2**62)))
     for start in range(0, num_samples, _AT_ONCE):
+        if pace.is_over:
+            break
         count = min(_AT_ONCE, num_samples - start)
         drawn = rng.choice(len(drafts.drafts), size=count, p=drafts.probabilities).tolist()
         seeds = rng.integers(2**62, size=count).tolist() if tried.is_seeded else [None] * count

@@ -14,6 +14,8 @@ from forerun.utils.fields import Checked, option
 FAMILY_ERROR = 1e-4
 """The probability that an audit of a lossless engine fails, whatever the number of its tests."""
 
+QUICK_MINUTES = 2.5
+"""After which a quick audit begins nothing more; what has begun takes some seconds."""
 NEEDS_DRAFTER = "An audit compares speculation with plain decoding, so it needs a drafter: --drafter NAME."
 
 
@@ -29,16 +31,18 @@ class AuditOptions(Checked):
     max_tokens: int = option(40, "Tokens of each of those answers.", low=8)
     num_draft_tokens: int = option(8, "The largest K of the grid.", low=1, high=64)
     seed: int = option(0, "Seed of everything that the audit draws: the same seed, the same verdict.", low=0)
+    minutes: float = option(0.0, "Time to spend, loading included; 0 leaves it open. What it cuts is told.", low=0)
 
 
 def quick(settings: AuditOptions) -> AuditOptions:
-    """Limit the sizes, so that the same grid takes half a minute on the bundled pair."""
+    """Limit the sizes, so that the same grid takes half a minute on the bundled pair, and the time of larger models."""
     return replace(
         settings,
         samples=min(settings.samples, 8_000),
         requests=min(settings.requests, 1_600),
         num_prompts=min(settings.num_prompts, 2),
         max_tokens=min(settings.max_tokens, 20),
+        minutes=settings.minutes or QUICK_MINUTES,
     )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from forerun.config import DEFAULT_DRAFTER
 from forerun.drafters import Drafter
 from forerun.drafters.belonging import belonging
+from forerun.drafters.build import automatic_drafter
 from forerun.drafters.registry import DRAFTERS
 from forerun.drafters.third_party import installed_drafters
 from forerun.lab.tune.arms import ArmFailedError, TuningArm
@@ -34,24 +35,24 @@ def candidates(
 
     Args:
         model: the target's name.
-        named: texts of drafters; empty: all that there are.
+        named: texts of drafters, tried beside the target's default; empty: all that there are.
         draft: a draft model, for whichever drafter takes one.
         bind: returns the drafter of a text, bound to the target. Raises ArmFailedError.
         quick: instead of all only suffix matches, the best that belong to the target, and hybrids of both.
 
     Returns:
-        The texts of the drafters that were bound, and text or name -> why it is not tried.
+        The texts of the drafters that were bound, the default first, and text or name -> why it is not tried.
     """
-    texts = dict.fromkeys(named)
+    texts = dict.fromkeys([automatic_drafter(model), *named])
     refused = dict[str, str]()
     if not named:
         here = [each.text for each in belonging(model)]
         if quick:
             both = [f"{HYBRID}:sources={DEFAULT_DRAFTER}+{text}" for text in here[:MOST_QUICK]]
-            texts = dict.fromkeys([DEFAULT_DRAFTER, *here[:MOST_QUICK], *both])
+            texts |= dict.fromkeys([DEFAULT_DRAFTER, *here[:MOST_QUICK], *both])
         else:
-            texts, refused = _of_table(model, draft)
-            texts |= dict.fromkeys(here)
+            of_table, refused = _of_table(model, draft)
+            texts |= of_table | dict.fromkeys(here)
     for text in texts:
         try:
             bind(text)

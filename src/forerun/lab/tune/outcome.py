@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from forerun.config import DEFAULT_DRAFTER, NO_DRAFTER
+from forerun.config import NO_DRAFTER
 from forerun.kernels.provenance import Environment
 from forerun.lab.bench.measure import Interval
 from forerun.lab.bench.prompts import BenchPrompt
@@ -37,7 +37,7 @@ class TuningVerdict:
 
     Attributes:
         answer: whether to speculate.
-        arm: what to run: PLAIN unless the answer is "on", or "tie" with a drafter that chooses K step by step.
+        arm: what to run: of a "tie" the default, unless it is slower than plain decoding.
         reason: in words.
     """
 
@@ -52,12 +52,13 @@ def confirm(
     arms: Sequence[TuningArm],
     units: Sequence[Unit],
     until: float,
+    default: TuningArm = PLAIN,
     say: Callable[[str], None] = lambda _: None,
     after: Callable[[TuningArm], None] = lambda _: None,
 ) -> None:
     """Measure the finalists on the units in turn, until the time is up or none of them can win any more.
 
-    ledger: a fresh one, which takes the trials.
+    ledger: a fresh one, which takes the trials. default: of `judge`.
     """
     for number in range(MOST_ROUNDS):
         say(f"measuring; drafters: {len(arms)}, other prompts: {len(units)}, round: {number + 1}")
@@ -65,40 +66,55 @@ def confirm(
             first = not ledger.rounds
             if not run_round(trials, ledger, unit, arms, float("inf") if first else until, after):
                 return
-        if not can_win(ledger, arms) or (number + 1 >= ROUNDS and judge(ledger, arms).answer != "tie"):
+        if not can_win(ledger, arms) or (number + 1 >= ROUNDS and judge(ledger, arms, default).answer != "tie"):
             return
 
 
-def judge(ledger: Ledger, finalists: Sequence[TuningArm]) -> TuningVerdict:
-    """Return the verdict of what was measured. finalists: in the order of the search."""
+def judge(ledger: Ledger, finalists: Sequence[TuningArm], default: TuningArm) -> TuningVerdict:
+    """Return the verdict of what was measured: the default, unless another arm is shown to be better.
+
+    Args:
+        finalists: in the order of the search.
+        default: what runs where nobody chooses; PLAIN where it cannot be tried.
+    """
     speeds = {arm: found for arm in finalists if arm not in ledger.failed and (found := ledger.speedup(arm))}
     if not speeds:
-        return TuningVerdict("off", PLAIN, "No drafter could be tried, so plain decoding is kept.")
-    autos = [arm for arm in speeds if arm.is_auto]
-    auto = next((arm for arm in autos if _exceeds(speeds[arm], 1)), autos[0] if autos else None)
+        return TuningVerdict("off", PLAIN, "No drafter was measured, so plain decoding is kept.")
+    default = default if default in speeds else PLAIN
+    over = {arm: found for arm in speeds if arm != default and (found := ledger.speedup(arm, over=default))}
+    better = [arm for arm in speeds if _exceeds(speeds[arm], 1) and (arm == default or _exceeds(over[arm], 1))]
+    autos = [*(arm for arm in better if arm.is_auto), default, *(arm for arm in speeds if arm.is_auto)]
+    auto = next((arm for arm in autos if arm != PLAIN), None)
     fixed = next((arm for arm in speeds if not arm.is_auto), None)
     between = None if auto is None or fixed is None else ledger.speedup(fixed, over=auto)
-    if fixed is not None and _exceeds(speeds[fixed], 1) and (between is None or _exceeds(between, FIXED_MARGIN)):
+    if fixed in better and (between is None or _exceeds(between, FIXED_MARGIN)):
         beside = "" if between is None else f" It is faster than {auto} by more than {_MARGIN} ({between:.2f})."
         return TuningVerdict("on", fixed, f"{fixed} is faster than plain decoding: {speeds[fixed]:.2f}.{beside}")
-    if auto is not None and _exceeds(speeds[auto], 1):
-        beside = "" if between is None else f" {fixed} is not faster than that by more than {_MARGIN} ({between:.2f})."
+    if auto in better:
+        beside = "" if auto == default or default == PLAIN else f" Over the default {default}: {over[auto]:.2f}."
+        beside += "" if between is None else f" {fixed} is not faster than that by more than {_MARGIN} ({between:.2f})."
         return TuningVerdict("on", auto, f"{auto} is faster than plain decoding: {speeds[auto]:.2f}.{beside}")
-    shown = ", ".join(f"{arm} {found:.2f}" for arm, found in speeds.items())
-    paying = [arm for arm in reversed(autos) if speeds[arm].median >= 1]
-    if all(found.high is not None and found.high < WORTH for found in speeds.values()):
-        return TuningVerdict(
-            "off", PLAIN, f"Do not speculate here: nothing that was tried is faster ({shown} of plain)."
-        )
-    kept = [PLAIN, *sorted(paying, key=lambda arm: arm.drafter == DEFAULT_DRAFTER)][-1]  # which needs no memory
-    why = "plain decoding is kept" if not paying else f"{kept} is kept, which drafts only where it pays"
+    shown = ", ".join(f"{arm} {found:.2f}" for arm, found in speeds.items()) + " of plain"
+    if all(_stays_below(found, WORTH) for found in speeds.values()):
+        return TuningVerdict("off", PLAIN, f"Do not speculate here: nothing that was tried is faster ({shown}).")
+    if default == PLAIN:
+        kept, why = PLAIN, "plain decoding is kept"
+    elif _stays_below(speeds[default], 1):
+        kept, why = PLAIN, f"plain decoding is kept, which is faster than the default {default}"
+    else:
+        kept, why = default, f"the default {default} is kept, which drafts only where it pays"
+        shown += "".join(f"; {arm} {found:.2f} of the default" for arm, found in over.items())
     return TuningVerdict(
-        "tie", kept, f"No difference could be shown ({shown} of plain): {why}. More prompts would narrow the intervals."
+        "tie", kept, f"No difference could be shown ({shown}): {why}. More prompts would narrow the intervals."
     )
 
 
 def _exceeds(found: Interval, bound: float) -> bool:
     return found.low is not None and found.low > bound
+
+
+def _stays_below(found: Interval, bound: float) -> bool:
+    return found.high is not None and found.high < bound
 
 
 @dataclass(slots=True)
@@ -109,6 +125,7 @@ class TuningOutcome:
         search: trials on the prompts by which arms were chosen.
         report: trials of the finalists on the other prompts.
         finalists: the arms that were measured there.
+        default: what runs where nobody chooses; PLAIN where that cannot be tried.
         refused: drafter -> why it was not tried.
         interrupted: Ctrl-C ended it.
     """
@@ -119,6 +136,7 @@ class TuningOutcome:
     search: Ledger = field(default_factory=Ledger)
     report: Ledger = field(default_factory=Ledger)
     finalists: list[TuningArm] = field(default_factory=list)
+    default: TuningArm = PLAIN
     refused: dict[str, str] = field(default_factory=dict)
     verdict: TuningVerdict = field(default_factory=lambda: TuningVerdict("off", PLAIN, "Nothing was measured."))
     interrupted: bool = False

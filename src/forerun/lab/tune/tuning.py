@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from forerun.config import SamplingParams
+from forerun.drafters.build import automatic_drafter
 from forerun.engine import LLM
 from forerun.errors import ConfigError
 from forerun.lab.bench.prompts import BenchPrompt
@@ -125,12 +126,15 @@ def _stages(task: Task, trials: EngineTrials, outcome: TuningOutcome, watcher: W
     more = (lambda _: ()) if task.quick else further_arms
     until = SELECTION_SHARE * task.seconds
     count = int(FIRST_SHARE * until / max(1, len(arms)) / taken)
-    outcome.finalists = search(
+    outcome.default = next((TuningArm(text) for text in texts if text == automatic_drafter(task.model)), PLAIN)
+    found = search(
         trials, outcome.search, arms, first, until, more, watcher.say, after, max(1, min(count, MOST_AT_FIRST))
     )
-    if outcome.finalists:
-        confirm(trials, outcome.report, outcome.finalists, last, REPORT_SHARE * task.seconds, watcher.say, after)
-    outcome.verdict = judge(outcome.report, outcome.finalists)
+    outcome.finalists = [arm for arm in dict.fromkeys([*found, outcome.default]) if arm != PLAIN]
+    if found:
+        until = REPORT_SHARE * task.seconds
+        confirm(trials, outcome.report, outcome.finalists, last, until, outcome.default, watcher.say, after)
+    outcome.verdict = judge(outcome.report, outcome.finalists, outcome.default)
 
 
 def _check_time(trials: EngineTrials, unit: Unit, seconds: float) -> float:
@@ -148,11 +152,10 @@ def _check_time(trials: EngineTrials, unit: Unit, seconds: float) -> float:
 def _judge_what_is_known(outcome: TuningOutcome) -> None:
     """Judge what is complete: by the prompts for measuring where there are trials, else by those for choosing."""
     if outcome.report.rounds:
-        outcome.verdict = judge(outcome.report, outcome.finalists)
+        outcome.verdict = judge(outcome.report, outcome.finalists, outcome.default)
         return
-    ranked = outcome.search.ranked({arm for round_ in outcome.search.rounds for arm in round_.trials})
-    choosing = [arm for arm in ranked if arm.is_auto][:1]
-    verdict = judge(outcome.search, choosing)
+    # the fastest of many looks faster than it is, so that nothing but the default is judged by these
+    verdict = judge(outcome.search, [outcome.default], outcome.default)
     why = "Interrupted" if outcome.interrupted else "The time was up"
     outcome.verdict = TuningVerdict(
         verdict.answer, verdict.arm, f"{why} while arms were chosen, so this is not confirmed. {verdict.reason}"

@@ -149,7 +149,13 @@ def metrics(every: Iterable[SequenceStats]) -> dict[str, Any]:
             "total": max((each.time_total for each in stats), default=0.0),
         },
     }
-    return {"metrics": {"speculative_decoding": found}}
+    return {"metrics": {"speculative_decoding": found}, **warnings_of(stats)}
+
+
+def warnings_of(every: Iterable[SequenceStats]) -> dict[str, list[str]]:
+    """Return the `warnings` of an answer; nothing without any."""
+    found = dict.fromkeys(chain.from_iterable(each.warnings for each in every))
+    return {"warnings": [*found]} if found else {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,7 +241,8 @@ class Chunks:
             for prompt, generation in enumerate(generations)
             for choice in generation.choices
         ]
-        more = metrics(choice.stats for generation in generations for choice in generation.choices) if details else {}
+        told = metrics if details else warnings_of
+        more = told(choice.stats for generation in generations for choice in generation.choices)
         return {**self._whole, "choices": choices, "usage": self._usage(generations, details), **more}
 
     def _usage(self, generations: Seq[Generation], details: bool) -> dict[str, Any]:

@@ -47,5 +47,11 @@ def error_response(error: BaseException) -> tuple[int, dict[str, Any]]:
     )
 
 
+def failure_fields(error: BaseException) -> dict[str, str]:
+    """Return what the log tells of an exception: its type, and the field of the body that it names."""
+    param = getattr(error, "param", None)
+    return {"error": type(error).__name__} | ({} if param is None else {"param": str(param)[:200]})
+
+
 def _body(message: str, kind: str, param: str | None = None, code: str | None = None) -> dict[str, Any]:
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}

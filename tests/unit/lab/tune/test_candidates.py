@@ -35,9 +35,9 @@ def test_a_draft_model_is_given_to_all_that_take_one() -> None:
     assert TuningArm("recycling", 16) in arms
 
 
-def test_named_drafters_are_tried_alone() -> None:
-    texts, refused = candidates("bundled", ["suffix", "eagle:model=x"], None, bind)
-    assert texts == ["suffix"] and list(refused) == ["eagle:model=x"]
+def test_named_drafters_are_tried_beside_the_default_alone() -> None:
+    texts, refused = candidates("owner/model", ["recycling", "eagle:model=x"], None, bind)
+    assert texts == ["suffix", "recycling"] and list(refused) == ["eagle:model=x"]
 
 
 def test_hybrids_are_of_the_best_copier_and_the_best_model() -> None:
@@ -60,7 +60,7 @@ def test_further_arms_are_those_of_the_best_drafters() -> None:
 
 def test_in_a_hurry_only_what_belongs_to_the_target_is_tried() -> None:
     texts, refused = candidates("bundled", [], None, lambda text: None, quick=True)  # type: ignore[arg-type, return-value]
-    assert texts[:2] == ["suffix", "draft-model"] and len(texts) == 5 and not refused
+    assert texts[:2] == ["draft-model", "suffix"] and len(texts) == 5 and not refused
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ def tuned(
     first, last = Ledger(), Ledger()
     found = search(trials, first, arms, units, until=40_000.0)
     confirm(trials, last, found, REPORT, until=trials.now() + 30_000.0)
-    return judge(last, found), last
+    return judge(last, found, PLAIN), last
 
 
 def answers(share: float, count: int) -> list[Answer]:
@@ -57,20 +57,45 @@ def test_a_fixed_k_is_chosen_only_if_it_is_clearly_faster_than_the_choice_step_b
     assert between is not None and between.low is not None and between.low > 1.02
 
 
-def test_where_no_difference_is_shown_the_choice_step_by_step_is_kept_unless_it_seemed_slower() -> None:
-    def verdict(**per_token: float) -> TuningVerdict:
-        arms, ledger = [TuningArm(name) for name in per_token], Ledger()
-        for number, luck in enumerate((0.7, 1.4, 0.7, 1.4)):
-            plain = Trial(10.0, 10)
-            trials = {arm: Trial(10 * luck * each, 10) for arm, each in zip(arms, per_token.values(), strict=True)}
-            ledger.rounds.append(Round((number,), trials, [plain], dict.fromkeys(arms, plain.per_token)))
-        found = judge(ledger, arms)
-        assert found.answer == "tie"
-        return found
+def measured(luck: Sequence[float], **per_token: Sequence[float] | float) -> tuple[Ledger, list[TuningArm]]:
+    """A ledger of arms that take so much of plain decoding's time, with luck that all of them share."""
+    arms, ledger = [TuningArm(name) for name in per_token], Ledger()
+    for number, each in enumerate(luck):
+        plain = Trial(10.0, 10)
+        trials = {
+            arm: Trial(10 * each * (share if isinstance(share, float) else share[number]), 10)
+            for arm, share in zip(arms, per_token.values(), strict=True)
+        }
+        ledger.rounds.append(Round((number,), trials, [plain], dict.fromkeys(arms, plain.per_token)))
+    return ledger, arms
 
-    assert verdict(hybrid=0.9).arm == TuningArm("hybrid") and "only where it pays" in verdict(hybrid=0.9).reason
-    assert verdict(hybrid=0.8, suffix=0.9).arm == TuningArm("suffix")  # which needs no memory
-    assert verdict(hybrid=1.0).arm == PLAIN and "plain decoding is kept" in verdict(hybrid=1.0).reason
+
+SUFFIX = TuningArm("suffix")
+
+
+UNSURE = (0.7, 1.4, 0.7, 1.4)
+EVEN = (1.0, 1.0, 1.0, 1.0)
+
+
+@pytest.mark.parametrize("own", [0.8, 1.0, 1.1])
+def test_where_no_difference_is_shown_the_default_is_kept(own: float) -> None:
+    found = judge(*measured(UNSURE, other=0.7, suffix=own), SUFFIX)
+    assert (found.answer, found.arm) == ("tie", SUFFIX)
+    assert "No difference could be shown" in found.reason and "the default suffix is kept" in found.reason
+
+
+def test_what_beats_plain_decoding_must_be_shown_to_beat_the_default_too() -> None:
+    found = judge(*measured(EVEN, other=0.8, suffix=UNSURE), SUFFIX)
+    assert (found.answer, found.arm) == ("tie", SUFFIX) and "other 1.31 [" in found.reason
+    found = judge(*measured(EVEN, other=0.8, suffix=0.9), SUFFIX)
+    assert (found.answer, found.arm) == ("on", TuningArm("other")) and "Over the default suffix: 1.12" in found.reason
+
+
+def test_plain_decoding_is_kept_where_the_default_is_slower_or_cannot_be_tried() -> None:
+    found = judge(*measured(EVEN, other=UNSURE, suffix=1.2), SUFFIX)
+    assert (found.answer, found.arm) == ("tie", PLAIN) and "faster than the default suffix" in found.reason
+    found = judge(*measured(UNSURE, other=0.9), SUFFIX)
+    assert (found.answer, found.arm) == ("tie", PLAIN) and "plain decoding is kept" in found.reason
 
 
 def test_the_interval_is_of_prompts_that_had_no_part_in_the_choice() -> None:
@@ -101,7 +126,7 @@ def test_one_that_breaks_while_it_is_confirmed_is_not_chosen() -> None:
     trials = Simulated(costs(0.1, 0.1, 0.02), {"block": 0.8, "frail": 0.99}, fails={"frail": 3})
     ledger = Ledger()
     confirm(trials, ledger, arms, REPORT, until=20_000.0)
-    verdict = judge(ledger, arms)
+    verdict = judge(ledger, arms, arms[0])
     assert verdict.answer == "on" and verdict.arm == TuningArm("block", 4)
 
 

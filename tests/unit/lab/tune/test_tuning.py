@@ -11,10 +11,12 @@ from doubles import FakeModel
 from forerun import LLM, SamplingParams
 from forerun.drafters import PromptLookup
 from forerun.errors import ConfigError
+from forerun.lab.bench.measure import Interval
 from forerun.lab.bench.prompts import BenchPrompt
 from forerun.lab.results.files import as_object, load_results, save_results
 from forerun.lab.tune.arms import PLAIN, TuningArm
 from forerun.lab.tune.engines import EngineTrials
+from forerun.lab.tune.ledger import Ledger
 from forerun.lab.tune.tuning import Task, check_requests, find_fastest, units
 
 PARAMS = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
@@ -33,6 +35,15 @@ def task(seconds: float = 20.0, drafters: tuple[str, ...] = ("prompt-lookup", "s
     model: Any = FakeModel(order=1)
     made = {"levels": [1], "draft": None, "requests": REQUESTS} | changes
     return Task(LLM(model, None), "fake", workload="w", params=PARAMS, drafters=drafters, seconds=seconds, **made)
+
+
+class Late(Quiet):
+    """Sees the first trial end."""
+
+    over = False
+
+    def tick(self, seconds: float) -> None:
+        self.over = True
 
 
 class Breaking(PromptLookup):
@@ -72,6 +83,20 @@ def test_a_drafter_that_breaks_is_told_without_its_text_and_the_others_go_on(mon
     assert {arm.drafter for arm in outcome.finalists} == {"suffix"}
 
 
+def test_the_default_is_measured_beside_what_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    outcome = find_fastest(task(drafters=("prompt-lookup", "recycling")), Quiet())
+    assert outcome.default == TuningArm("suffix") and outcome.default in outcome.finalists
+    assert outcome.report.trials(outcome.default)
+
+
+def test_where_the_time_is_up_while_arms_are_chosen_only_the_default_is_judged(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Ledger, "speedup", lambda *_, **__: Interval(2.0, 1.9, 2.1))  # all look fast
+    late = Late()
+    monkeypatch.setattr(EngineTrials, "now", lambda _: 1.01 * 20 if late.over else 0.0)
+    outcome = find_fastest(task(20.0, drafters=("prompt-lookup", "suffix")), late)
+    assert outcome.verdict.arm == TuningArm("suffix") and "not confirmed" in outcome.verdict.reason
+
+
 def test_ctrl_c_leaves_what_is_known() -> None:
     class Impatient(Quiet):
         count = 0
@@ -96,12 +121,6 @@ def test_a_time_too_short_for_one_comparison_is_refused(monkeypatch: pytest.Monk
 
 
 def test_the_end_of_the_time_gives_up_the_trial_that_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Late(Quiet):
-        over = False
-
-        def tick(self, seconds: float) -> None:
-            self.over = True
-
     late, seconds = Late(), 20.0
     monkeypatch.setattr(EngineTrials, "now", lambda _: 1.01 * seconds if late.over else 0.0)
     outcome = find_fastest(task(seconds), late)

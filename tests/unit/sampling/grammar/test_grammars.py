@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from forerun import Grammar, GrammarError
-from forerun.config import MAX_GRAMMAR_BYTES, SamplingParams
+from forerun.config import SamplingParams
 from forerun.models import find_tokenizer
 from forerun.sampling import SequenceConstraint
 from forerun.sampling.grammar import Grammars
@@ -217,13 +217,12 @@ class TestGrammar:
     @pytest.mark.parametrize(
         ("make", "reason"),
         [
-            (lambda: Grammar.regex("a" * (MAX_GRAMMAR_BYTES + 1)), "at most"),
             (lambda: Grammar.regex(""), "empty"),
             (lambda: Grammar.lark(5), "type int"),  # type: ignore[arg-type]
             (lambda: Grammar.regex("\ud800"), "surrogates"),
             (lambda: Grammar.json_schema("{"), "not JSON"),
             (lambda: Grammar.json_schema("[1]"), "no JSON object"),
-            (lambda: Grammar.json_schema("[" * 100_000), "nested too deeply|at most"),
+            (lambda: Grammar.json_schema("[" * 100_000), "nested too deeply"),
             (lambda: Grammar.json_schema({"minimum": float("nan")}), "cannot be written"),
             (lambda: Grammar.json_schema({"a": object()}), "cannot be written"),
             (lambda: Grammar.choice("abc"), "list of texts"),

@@ -153,7 +153,7 @@ def started(
     Raises:
         ConfigError: it does not come up.
     """
-    command = [sys.executable, "-m", "forerun", "serve", *arguments, "--port", "0"]
+    command = [sys.executable, "-m", "forerun", "serve", *arguments, "--port", "0", "--log-format", "json"]
     say(f"starting forerun serve {' '.join(arguments)}")
     environment = dict(os.environ)
     if threads is not None:
