@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 CHAT, TOOLS = os.environ["FORERUN_CHAT"], os.environ["FORERUN_TOOLS"]
@@ -45,3 +47,10 @@ def _report(take: Callable[[], Any], reason: str | None) -> None:
     name = take.__name__.strip("_").replace("_", " ")
     # on a line of its own, whatever a client has printed
     print("\n" + json.dumps({"step": name, "error": error, "cannot": reason}), flush=True)
+
+
+def documented(word: str, address: str) -> str:
+    """Return the code block of docs/serving.md that has this word, with the address of a server in place of its own."""
+    blocks = re.findall(r"^```\w+\n(.*?)^```", Path("docs/serving.md").read_text(encoding="utf-8"), re.M | re.S)
+    (found,) = (block for block in blocks if word in block)
+    return found.replace("http://localhost:8000", address)

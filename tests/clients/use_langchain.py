@@ -6,7 +6,7 @@ from langchain_core.messages import HumanMessage, ToolMessage
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
 from pydantic import BaseModel
-from steps import CHAT_V1, QUESTION, TOOLS_V1, package, step
+from steps import CHAT, CHAT_V1, QUESTION, TOOLS_V1, documented, package, step
 
 package("langchain-openai")
 
@@ -35,6 +35,11 @@ def turn(model: ChatOpenAI) -> None:
     messages += [weather.invoke(call) for call in messages[-1].tool_calls]
     assert isinstance(messages[-1], ToolMessage) and "sunny" in messages[-1].content
     assert "".join(chunk.text for chunk in model.bind_tools([weather], temperature=0).stream(messages))
+
+
+@step
+def the_documented_lines() -> None:
+    exec(documented("ChatOpenAI", CHAT))
 
 
 @step

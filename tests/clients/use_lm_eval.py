@@ -1,11 +1,14 @@
 """lm_eval: log-probabilities and answers by completions, answers by chats."""
 
 import os
+import shlex
+import subprocess
+import sys
 from typing import Any
 
 import lm_eval
 from lm_eval.tasks import TaskManager
-from steps import CHAT_V1, TOOLS_V1, package, step
+from steps import CHAT_V1, TOOLS, TOOLS_V1, documented, package, step
 
 package("lm_eval")
 
@@ -18,6 +21,15 @@ def evaluate(model: str, arguments: str, task: str, **more: Any) -> dict[str, fl
     """Return a task's measures."""
     found = lm_eval.simple_evaluate(model, arguments, tasks=[task], task_manager=tasks, bootstrap_iters=0, **more)
     return found["results"][task]
+
+
+@step
+def the_documented_command() -> None:
+    words = shlex.split(documented("lm_eval --model", TOOLS).replace("\\\n", " "))[1:]
+    given = [{"arc_easy": "lines_choice"}.get(word, word.replace("smollm2", "tools")) for word in words]
+    command = [sys.executable, "-m", "lm_eval", *given, "--include_path", "benchmarks/lm_eval"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert "lines_choice" in done.stdout, (done.stdout + done.stderr)[-2000:]
 
 
 @step

@@ -25,7 +25,7 @@ import openai
 import pytest
 
 from forerun import LLM, SamplingParams
-from ray_served import MISSING, PYTHON, Served, forerun, gone, name_of, served
+from ray_served import MISSING, PYTHON, Served, forerun, gone, name_of, served, started
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not PYTHON, reason=MISSING)]
 
@@ -147,6 +147,28 @@ def test_replicas_are_killed_in_the_middle_of_eight_requests() -> None:
         lost = sum('"lost_replicas"' in line for line in running.lines)
         print(f"\n{KILLS} kills, {KILLS * len(requests)} requests, all with their texts; {lost} went on elsewhere")
         assert lost
+
+
+def test_replicas_are_killed_before_all_are_ready() -> None:
+    """One that has loaded, and one that loads: those that replace them answer."""
+    requests = asked(12)
+    expected = twins(requests)
+    with started(*TWO) as running:
+        end, killed = time.monotonic() + 240, set[int]()
+        while not running.url:
+            assert running.process.poll() is None and time.monotonic() < end, "".join(running.lines[-40:])
+            for engine in running.engines()[: 2 - len(killed)]:
+                if engine not in killed:
+                    killed.add(engine)
+                    os.kill(engine, signal.SIGKILL)
+            time.sleep(0.01)
+        assert len(killed) == 2
+        with (
+            openai.OpenAI(base_url=f"{running.url}/v1", api_key="none", max_retries=0, timeout=120) as client,
+            ThreadPoolExecutor(CLIENTS) as pool,
+        ):
+            answers = [*pool.map(partial(answer, client), requests)]
+        assert [(made.text, made.error) for made in answers] == [(text, "") for text in expected]
 
 
 def texts(url: str, request: tuple[str, dict[str, Any]]) -> dict[int, str]:

@@ -24,13 +24,15 @@ from forerun.config import BUNDLED_MODELS
 from forerun.drafters.models.head_files.folder import save_head
 from forerun.drafters.models.heads.fingerprint import target_fingerprint
 from forerun.export.vllm import export_vllm, export_vllm_draft
-from forerun.models import load_model
+from forerun.models import load_model, load_tokenizer
 from forerun.utils.workloads import categories_in_turn, load_workload
-from heads import random_head
+from heads import fitted_head
 from vllm_peer import MISSING, PYTHON, assert_same_up_to_a_near_tie, theirs
 
 MODEL, MORE = os.environ.get("FORERUN_VLLM_MODEL", ""), os.environ.get("FORERUN_VLLM_MORE", "")
 K, NUM_PROMPTS, MAX_TOKENS = 6, int(os.environ.get("FORERUN_VLLM_PROMPTS", "8")), 96
+NUM_ASKED = 4
+"""Prompts of two ranks; a head is fitted to others."""
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not PYTHON, reason=MISSING)]
 needs_model = pytest.mark.skipif(
@@ -123,8 +125,10 @@ def exported(kind: str, folder: Path) -> dict[str, Any]:
     if kind == "draft model":  # the bundled draft has five heads, so the target drafts for itself
         return export_vllm_draft("bundled", folder / "out", "bundled", dtype="float32", num_draft_tokens=3).speculative
     model = load_model("bundled", "float32")
-    head = random_head(model, layers=(2, 8, 13), head_dim=64)
-    save_head(folder / "head", head.config, head.tensors, head.d2t, fingerprint=target_fingerprint(model))
+    tokenizer = load_tokenizer("bundled")
+    texts = [tokenizer(case.prompt)["input_ids"][:150] for case in load_workload("code", 16)[NUM_ASKED:]]
+    head = fitted_head(model, texts, num_heads=4, num_kv_heads=2, head_dim=64, intermediate_size=64)
+    save_head(folder / "head", head.config, head.tensors, fingerprint=target_fingerprint(model))
     return export_vllm(folder / "head", folder / "out", "bundled", dtype="float32", num_draft_tokens=3).speculative
 
 
@@ -134,7 +138,7 @@ def test_two_ranks_of_vllm(kind: str, tmp_path: Path) -> None:
     torch.set_num_threads(1)
     speculative = exported(kind, tmp_path)
     llm = LLM("bundled", drafter=None, dtype="float32")
-    prompts = [llm.encode(case.prompt)[:200] for case in load_workload("code", 4)]
+    prompts = [llm.encode(case.prompt)[:200] for case in load_workload("code", NUM_ASKED)]
     one, two = (
         theirs(BUNDLED_MODELS["bundled"], prompts, speculative, max_tokens=MAX_TOKENS, tensor_parallel_size=count)
         for count in (1, 2)
@@ -144,4 +148,4 @@ def test_two_ranks_of_vllm(kind: str, tmp_path: Path) -> None:
     drafted, accepted = (two["counters"][f"vllm:spec_decode_num_{each}_tokens"] for each in ("draft", "accepted"))
     same = sum(a == b for a, b in zip(one["token_ids"], two["token_ids"], strict=True))
     print(f"\n{kind}, two ranks: {same} of {len(prompts)} texts as of one, {accepted} of {drafted} tokens accepted")
-    assert drafted > 0
+    assert accepted > drafted / 30 > 0

@@ -63,8 +63,8 @@ def chat(
     ] = False,
     params: Annotated[SamplingParams, Flags(base=_DEFAULTS, leave_out=_NOT_IN_CHATS, typed=_TYPED, panel="Sampling")],
 ) -> None:
-    """Chat with a model; on a pipe, every line is a message, and standard output gets the answers alone, with an empty
-    line after each.
+    """Chat with a model; on a pipe, every line is a message, and standard output gets the answers alone, each with an
+    empty line after it.
 
     Sampling options that are not given are the model's own, where its files have any.
     """

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import inspect
 import textwrap
 from collections.abc import Iterator
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from forerun.cli import options
 from forerun.cli.output import print_json, size_text, terminal_width
-from forerun.drafters.option_help import DrafterOption, drafter_options
+from forerun.drafters.option_help import DrafterOption, class_options, drafter_options
 from forerun.drafters.registry import DRAFTERS
 from forerun.errors import ConfigError
 from forerun.lab.tune.public_drafts import public_drafts
@@ -20,7 +21,12 @@ from forerun.lab.tune.public_drafts import public_drafts
 
 def drafters(
     name: Annotated[
-        str | None, typer.Argument(help="A drafter, to list its options.", metavar="NAME", show_default="all")
+        str | None,
+        typer.Argument(
+            help="A drafter, to list its options: NAME, or MODULE:CLASS of a package.",
+            metavar="NAME",
+            show_default="all",
+        ),
     ] = None,
     for_model: Annotated[
         str | None,
@@ -36,20 +42,20 @@ def drafters(
     if for_model is not None:
         _list_for(for_model, json)
         return
+    if name is not None:
+        _show(name, json)
+        return
     if json:
         rows = {
             name: {
                 "kind": row.kind,
                 "description": row.description,
-                "options": {(facts := dataclasses.asdict(each)).pop("name"): facts for each in drafter_options(row)},
+                "options": _options_in_json(drafter_options(row)),
                 "asks": row.needed_option,
             }
             for name, row in DRAFTERS.items()
         }
         print_json(rows | {name: {"kind": "installed", "class": place} for name, place in installed_drafters().items()})
-        return
-    if name is not None:
-        _show(name)
         return
     texts = {name: row.description for name, row in DRAFTERS.items()}
     texts |= {name: f"an installed package's, {place}" for name, place in installed_drafters().items()}
@@ -62,18 +68,38 @@ def drafters(
         typer.echo("forerun drafters NAME lists the options of one; docs/methods.md describes when each helps.")
 
 
-def _show(name: str) -> None:
+def _show(text: str, json: bool) -> None:
     """Print one drafter's description and options."""
-    if name not in DRAFTERS:
+    name, about, found = _described(text)
+    if json:
+        print_json({name: {"description": about, "options": _options_in_json(found)}})
+        return
+    width = terminal_width() or 120
+    typer.echo(textwrap.fill(f"{name}: {about}", width, subsequent_indent="    "))
+    for each in found:
+        typer.echo("\n".join(_lines(each, width)))
+    typer.echo(f"Written as {name}, or {name}:key=value,key=value.")
+
+
+def _described(text: str) -> tuple[str, str, list[DrafterOption]]:
+    """Return name, description and options of what --drafter takes by this text, whatever options follow in it."""
+    from forerun.drafters.third_party import find_class, named_module
+
+    name = text.partition(":")[0]
+    if name in DRAFTERS:
+        return name, DRAFTERS[name].description, drafter_options(DRAFTERS[name])
+    found = find_class(text)
+    if found is None:
         near = difflib.get_close_matches(name, DRAFTERS, n=1)
         hint = f"Did you mean {near[0]}?" if near else "forerun drafters lists them."
         raise ConfigError(f"There is no drafter {name!r}. {hint}")
-    width = terminal_width() or 120
-    row = DRAFTERS[name]
-    typer.echo(textwrap.fill(f"{name}: {row.description}", width, subsequent_indent="    "))
-    for each in drafter_options(row):
-        typer.echo("\n".join(_lines(each, width)))
-    typer.echo(f"Written as {name}, or {name}:key=value,key=value.")
+    made, _ = found
+    about = (inspect.getdoc(made) or "no description").partition("\n\n")[0]
+    return named_module(text) or name, about.replace("\n", " "), class_options(made)
+
+
+def _options_in_json(found: list[DrafterOption]) -> dict[str, dict[str, Any]]:
+    return {(facts := dataclasses.asdict(each)).pop("name"): facts for each in found}
 
 
 def _list_for(model: str, json: bool) -> None:

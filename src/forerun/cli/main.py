@@ -84,7 +84,6 @@ app = typer.Typer(
     cls=Commands,
     help="Exact speculative decoding for Hugging Face models: the same text, sooner.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="More commands, each with its --help: cache, drafters, fetch, index, info, options, plan, quantize.",

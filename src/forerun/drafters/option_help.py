@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from forerun.config import AUTO, MAX_NUM_DRAFT_TOKENS
-from forerun.drafters.parse_text import K_OPTION
+from forerun.drafters.parse_text import K_OPTION, option_types
 from forerun.drafters.registry import DrafterRow
 
 _ROOT = Path(__file__).parents[2]
@@ -34,6 +35,11 @@ class DrafterOption:
     help: str
 
 
+_K = DrafterOption(
+    K_OPTION, "int", AUTO, f"K, at most this many tokens are drafted in a step, or {AUTO} (0..{MAX_NUM_DRAFT_TOKENS})."
+)
+
+
 def drafter_options(row: DrafterRow) -> list[DrafterOption]:
     """Return the options of a drafter in the constructor's order, and K, which every drafter has."""
     made = next(
@@ -46,8 +52,15 @@ def drafter_options(row: DrafterRow) -> list[DrafterOption]:
         if types := [name for name in _union(argument.annotation) if name in _TYPES]:
             help_text = texts.get(argument.arg, "")
             options.append(DrafterOption(argument.arg, types[0], _value(default, module), help_text))
-    about = f"K, at most this many tokens are drafted in a step, or {AUTO} (0..{MAX_NUM_DRAFT_TOKENS})."
-    return [*options, DrafterOption(K_OPTION, "int", AUTO, about)]
+    return [*options, _K]
+
+
+def class_options(made: type) -> list[DrafterOption]:
+    """Return the same of a class that has been imported."""
+    taken = inspect.signature(made).parameters
+    texts = _helps(inspect.getdoc(made) or "")
+    types = option_types(made).items()
+    return [*(DrafterOption(key, kind.__name__, taken[key].default, texts.get(key, "")) for key, kind in types), _K]
 
 
 def _constructor(module: str, name: str) -> tuple[str, ast.FunctionDef | None]:

@@ -97,7 +97,7 @@ class SequenceStats:
     @property
     def speculation(self) -> str:
         """Return whether speculation was on, and why, in most forwards."""
-        return max(self.decisions, key=self.decisions.__getitem__, default="off: no drafter")
+        return max(self.decisions, key=self.decisions.__getitem__, default="off: prompts")
 
     def count_draft(self, depths: list[int], accepted: int, reached: int) -> None:
         """Count one verified draft.

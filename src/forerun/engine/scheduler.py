@@ -166,8 +166,9 @@ class Schedule:
         """Yield a schedule for every sequence alone."""
         for turn in self.undrafted:
             yield Schedule([turn], [], DraftPlan([]))
-        for state, k in zip(self.drafting, self.plan.num_draft_tokens, strict=True):
-            yield Schedule([], [state], replace(self.plan, num_draft_tokens=[k]))
+        for index, (state, k) in enumerate(zip(self.drafting, self.plan.num_draft_tokens, strict=True)):
+            own = {0: self.plan.reason_of(index)}
+            yield Schedule([], [state], replace(self.plan, num_draft_tokens=[k], own_reasons=own))
 
 
 class Scheduler:
@@ -366,21 +367,24 @@ def _limit_to_requests(plan: DraftPlan, ready: Seq[SequenceState]) -> DraftPlan:
         k if state.most_drafted is None else min(k, state.most_drafted)
         for state, k in zip(ready, plan.num_draft_tokens, strict=True)
     ]
-    return replace(plan, num_draft_tokens=limited)
+    return replace(plan, num_draft_tokens=limited, reason=plan.reason if any(limited) else "request")
 
 
 def _limit_to_pages(plan: DraftPlan, ready: Seq[SequenceState], pages: float) -> DraftPlan:
     """Drop the drafts from the plan for which there are no pages."""
-    num_draft_tokens = []
-    for state, k in zip(ready, plan.num_draft_tokens, strict=True):
+    num_draft_tokens = list(plan.num_draft_tokens)
+    reasons = dict(plan.own_reasons)
+    for index, (state, k) in enumerate(zip(ready, plan.num_draft_tokens, strict=True)):
         wanted = state.pages_wanted(1 + k) - state.pages_wanted(1) if k else 0
         if wanted > pages:
-            k = wanted = 0
-        pages -= wanted
-        num_draft_tokens.append(k)
+            num_draft_tokens[index] = 0
+            reasons[index] = "no room"
+        else:
+            pages -= wanted
     if num_draft_tokens == plan.num_draft_tokens:
         return plan
-    return replace(plan, num_draft_tokens=num_draft_tokens, reason=plan.reason if any(num_draft_tokens) else "no room")
+    reason = plan.reason if any(num_draft_tokens) else "no room"
+    return replace(plan, num_draft_tokens=num_draft_tokens, reason=reason, own_reasons=reasons)
 
 
 def _places(states: Iterable[SequenceState], group_of: Callable[[SequenceState], Hashable]) -> dict[SequenceState, int]:

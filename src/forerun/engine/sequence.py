@@ -249,7 +249,7 @@ class SequenceStep:
         hidden_outputs: [rows, layers, H] of this sequence's last rows, likewise: of all of them if it needs all
         states.
         num_draft_tokens: nodes that the draft might have had; None where the policy was not consulted.
-        reason: why the policy chose this number.
+        reason: why this number; None for the rest of a prompt before drafts.
         bad_rows: of the rows that the verifier saw, those whose logits are NaN or infinite.
         dead_rows: of the same rows, those whose grammar leaves no token, and why.
         outcome, context: for the policy: the verdict before any cut, the cache's length before the step.
@@ -264,7 +264,7 @@ class SequenceStep:
     top_tokens: Tensor | None = None
     hidden_outputs: Tensor | None = None
     num_draft_tokens: int | None = None
-    reason: Reason = "fixed"
+    reason: Reason | None = None
     outcome: DraftOutcome | None = None
     context: int = 0
     bad_rows: frozenset[int] = frozenset()
@@ -338,8 +338,8 @@ class SequenceStep:
         own.num_tokens += len(chunk.token_ids)
         own.num_forwards += 1
         own.num_plain_forwards += not self.num_draft_tokens
-        if self.num_draft_tokens is not None:
-            own.num_asked_tokens += self.num_draft_tokens
+        own.num_asked_tokens += self.num_draft_tokens or 0
+        if self.reason is not None:
             decision = f"{'on' if self.num_draft_tokens else 'off'}: {self.reason}"
             own.decisions[decision] = own.decisions.get(decision, 0) + 1
         if draft is not None and len(draft):

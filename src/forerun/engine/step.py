@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence as Seq
+from dataclasses import replace
 from time import perf_counter
 
 import torch
@@ -28,6 +29,7 @@ from forerun.speculation import (
     DraftPlan,
     FixedPolicy,
     PolicyByRequest,
+    Reason,
     SpeculationPolicy,
     StepCost,
     drafter_costs,
@@ -190,7 +192,8 @@ class StepLoop:
         for state, num_scheduled_tokens in schedule.undrafted:
             last = num_scheduled_tokens == state.num_uncomputed_tokens
             extra = num_scheduled_tokens - last if all_rows or state.wants_prompt_logprobs else 0
-            work.append(SequenceStep(state, num_scheduled_tokens, Draft() if last else None, extra))
+            draft = Draft() if last else None
+            work.append(SequenceStep(state, num_scheduled_tokens, draft, extra, reason=self._unused(state)))
         ready, plan = schedule.drafting, schedule.plan
         if ready:
             drafts: Seq[Draft] = [Draft() for _ in ready]
@@ -198,11 +201,18 @@ class StepLoop:
                 started = perf_counter()
                 drafts, plan = self._drafts(ready, plan)
                 stats.time_draft = perf_counter() - started
-            for state, draft, k in zip(ready, drafts, plan.num_draft_tokens, strict=True):
-                reason = "request" if state.most_drafted == 0 else plan.reason
+            for index, (state, draft, k) in enumerate(zip(ready, drafts, plan.num_draft_tokens, strict=True)):
+                told = "request" if state.most_drafted == 0 else plan.reason_of(index)
+                reason = self._unused(state) or told
                 work.append(SequenceStep(state, 1, draft, num_draft_tokens=k, reason=reason))
             stats.reason = plan.reason
         return work
+
+    def _unused(self, state: SequenceState) -> Reason | None:
+        """Return why nothing can be drafted for a sequence: no drafter is used, and its grammar forces no tokens."""
+        if self._drafter is not None or state.sequence.constraint is not None:
+            return None
+        return "no drafter" if self._config.num_draft_tokens else "fixed"
 
     def _drafts(self, ready: Seq[SequenceState], plan: DraftPlan) -> tuple[Seq[Draft], DraftPlan]:
         """Return the drafts of these sequences, with the tokens that their grammars force, and the plan as it was kept.
@@ -220,12 +230,17 @@ class StepLoop:
         if not self._constrained:
             return drafts, kept
         counts = list(kept.num_draft_tokens)
+        reasons = dict(kept.own_reasons)
         for index, sequence in enumerate(sequences):
-            if sequence.constraint is not None:
-                drafts[index] = with_grammar(sequence, forced[index], drafts[index], most[index])
-                counts[index] = max(counts[index], len(drafts[index]))
+            if sequence.constraint is None:
+                counts[index] = 0 if self._drafter is None else counts[index]
+                continue
+            drafts[index] = with_grammar(sequence, forced[index], drafts[index], most[index])
+            if len(drafts[index]) > counts[index]:
+                counts[index] = len(drafts[index])
+                reasons[index] = plan.reason_of(index)
         reason = kept.reason if any(kept.num_draft_tokens) or not any(counts) else plan.reason
-        return drafts, DraftPlan(counts, kept.min_acceptance_prob, reason)
+        return drafts, replace(kept, num_draft_tokens=counts, reason=reason, own_reasons=reasons)
 
     def _call_drafter(
         self, ready: Seq[SequenceState], sequences: Seq[Sequence], plan: DraftPlan, num_draft_tokens: Seq[int]

@@ -15,7 +15,7 @@ import numpy as np
 from forerun.config import MAX_NUM_DRAFT_TOKENS
 from forerun.speculation.acceptance import AcceptanceStats
 from forerun.speculation.cost_model import KINDS, CostModel, StoredCosts, costs_setting, forward_costs, request_kind
-from forerun.speculation.policy import DraftOutcome, DraftPlan, Reason, SpeculationPolicy, StepCost
+from forerun.speculation.policy import DraftOutcome, DraftPlan, Reason, SpeculationPolicy, StepCost, own_reasons
 from forerun.types import Sequence
 
 Prices = Seq[float]
@@ -395,6 +395,7 @@ class AutomaticPolicy(SpeculationPolicy):
         self._planned: list[Sequence] = []
         self._plan = DraftPlan([])  # which stands for so many steps
         self._left = 0
+        self._off: Reason = "no gain"  # why nothing was drafted last
         self._learned = 0  # steps since costs were learned
 
     def plan(self, sequences: Seq[Sequence]) -> DraftPlan:
@@ -405,11 +406,12 @@ class AutomaticPolicy(SpeculationPolicy):
                 counts = [min(k, self.chooser.room(sequence)) for k, sequence in zip(counts, sequences, strict=True)]
                 if not any(counts):
                     return DraftPlan(counts, reason="no room")
-            return DraftPlan(counts, self._plan.min_acceptance_prob, self._plan.reason)
+            own = own_reasons(sequences, counts, self._off)
+            return DraftPlan(counts, self._plan.min_acceptance_prob, self._plan.reason, own_reasons=own)
         self._planned = list(sequences)
         self._left = 0
         if self.is_asleep:
-            return DraftPlan([0] * len(sequences), reason=self._plan.reason)
+            return DraftPlan([0] * len(sequences), reason=self._off)
         prices = prices_of(self.costs, sequences, len(sequences) * self.chooser.places)
         if prices is None:  # what a plain step costs is measured first
             return DraftPlan([0] * len(sequences), reason="measuring")
@@ -417,12 +419,12 @@ class AutomaticPolicy(SpeculationPolicy):
             return DraftPlan([0] * len(sequences), reason="no room")
         counts = self.chooser.choose(sequences, prices)
         if self.chooser.is_trying:
-            return DraftPlan(counts, reason="probe")
+            return DraftPlan(counts, reason="probe", own_reasons=own_reasons(sequences, counts, self._off))
         self._left = PLAN_STEPS - 1
-        reason: Reason = "gain"
-        if not any(counts):
-            reason = "full batch" if self._gains_alone(sequences) else "no gain"
-        self._plan = DraftPlan(counts, self.chooser.min_acceptance_prob, reason)
+        self._off = "full batch" if not any(counts) and self._gains_alone(sequences) else "no gain"
+        own = own_reasons(sequences, counts, self._off)
+        reason = "gain" if any(counts) else self._off
+        self._plan = DraftPlan(counts, self.chooser.min_acceptance_prob, reason, own_reasons=own)
         return self._plan
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence as Seq
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
@@ -13,12 +13,22 @@ from numpy.typing import NDArray
 from forerun.types import Draft, Sequence, Verdict
 
 Reason = Literal[
-    "fixed", "gain", "no gain", "full batch", "prompts", "no room", "measuring", "probe", "request", "nothing found"
+    "fixed",
+    "gain",
+    "no gain",
+    "full batch",
+    "prompts",
+    "no room",
+    "measuring",
+    "probe",
+    "request",
+    "nothing found",
+    "no drafter",
 ]
-"""Why a plan drafts or does not: K was given; drafting gives more tokens per second; it does not; it would for one
-sequence alone, but not in this batch; the step computes prompts besides; no sequence may grow by a draft; costs are not
+"""Why a sequence drafts or does not: K was given; drafting gives more tokens per second; it does not; it would for one
+sequence alone, but not in this batch; the step computes prompts; the sequence cannot grow by a draft; costs are not
 measured yet; other values of K than the best are tried; the request allows none; the drafter proposed
-nothing."""
+nothing; there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,14 +38,26 @@ class DraftPlan:
     Attributes:
         num_draft_tokens: nodes of each sequence's draft at most.
         min_acceptance_prob: see `Drafter.draft`.
-        reason: why this many.
+        reason: why this many: of those that draft, or where none does of most.
         prices: seconds of the step by the rows that drafts add, for `Drafter.see_prices`; None: the number is fixed.
+        own_reasons: of sequences for which it is another, by their index.
     """
 
     num_draft_tokens: list[int]
     min_acceptance_prob: float = 0.0
     reason: Reason = "fixed"
     prices: Seq[float] | None = None
+    own_reasons: Mapping[int, Reason] = field(default_factory=dict)
+
+    def reason_of(self, index: int) -> Reason:
+        """Return why the sequence of this index drafts so much, or nothing."""
+        return self.own_reasons.get(index, self.reason)
+
+
+def own_reasons(sequences: Seq[Sequence], num_draft_tokens: Seq[int], reason: Reason) -> dict[int, Reason]:
+    """Return by index why sequences draft nothing: for want of room, or for this reason."""
+    pairs = zip(sequences, num_draft_tokens, strict=True)
+    return {i: "no room" if sequence.room <= 0 else reason for i, (sequence, k) in enumerate(pairs) if not k}
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,10 +155,11 @@ class FixedPolicy(SpeculationPolicy):
         self.num_draft_tokens = num_draft_tokens
 
     def plan(self, sequences: Seq[Sequence]) -> DraftPlan:
+        if not self.num_draft_tokens:
+            return DraftPlan([0] * len(sequences))
         num_draft_tokens = [self.num_draft_tokens if sequence.room > 0 else 0 for sequence in sequences]
-        return DraftPlan(
-            num_draft_tokens, reason="no room" if self.num_draft_tokens and not any(num_draft_tokens) else "fixed"
-        )
+        own = own_reasons(sequences, num_draft_tokens, "no room")
+        return DraftPlan(num_draft_tokens, reason="fixed" if any(num_draft_tokens) else "no room", own_reasons=own)
 
     def beside_prompts(self, sequences: Seq[Sequence]) -> DraftPlan:
         return self.plan(sequences)
@@ -184,35 +207,43 @@ class PolicyByRequest(SpeculationPolicy):
         groups = self._groups(sequences)
         if not groups:
             return DraftPlan([0] * len(sequences), reason="request")
+        reasons: dict[int, Reason] = dict.fromkeys(range(len(sequences)), "request")
         if len(groups) == 1:
             (name,) = groups
             plan = self._plans[name] = plan_of(self._policies[name], sequences)
             if len(groups[name]) == len(sequences):
                 return plan
             own = set(groups[name])
-            return replace(plan, num_draft_tokens=[k if i in own else 0 for i, k in enumerate(plan.num_draft_tokens)])
+            counts = [k if i in own else 0 for i, k in enumerate(plan.num_draft_tokens)]
+            reasons |= {i: plan.reason_of(i) for i in own}
+            return replace(plan, num_draft_tokens=counts, own_reasons=reasons)
         num_draft_tokens = [0] * len(sequences)
         plans = []
         for name, indices in groups.items():
             self._plans[name] = plan_of(self._policies[name], [sequences[index] for index in indices])
             plans.append(self._plans[name])
-            for index, k in zip(indices, plans[-1].num_draft_tokens, strict=True):
-                num_draft_tokens[index] = k
+            for place, index in enumerate(indices):
+                num_draft_tokens[index] = plans[-1].num_draft_tokens[place]
+                reasons[index] = plans[-1].reason_of(place)
         drafting = [plan for plan in plans if any(plan.num_draft_tokens)] or plans
         least = min(plan.min_acceptance_prob for plan in drafting)
-        return DraftPlan(num_draft_tokens, least, drafting[0].reason, drafting[0].prices)
+        return DraftPlan(num_draft_tokens, least, drafting[0].reason, drafting[0].prices, reasons)
 
     def trim(self, plan: DraftPlan, sequences: Seq[Sequence], drafts: Seq[Draft]) -> DraftPlan:
         num_draft_tokens = list(plan.num_draft_tokens)
         reason = plan.reason
+        reasons = dict(plan.own_reasons)
         for name, indices in self._groups(sequences).items():
-            part = replace(self._plans[name], num_draft_tokens=[plan.num_draft_tokens[index] for index in indices])
-            own = [sequences[index] for index in indices], [drafts[index] for index in indices]
-            part = self._policies[name].trim(part, *own)
+            counts = [plan.num_draft_tokens[index] for index in indices]
+            own = {place: plan.reason_of(index) for place, index in enumerate(indices)}
+            part = replace(self._plans[name], num_draft_tokens=counts, own_reasons=own)
+            part = self._policies[name].trim(part, [sequences[i] for i in indices], [drafts[i] for i in indices])
             reason = part.reason
-            for index, k in zip(indices, part.num_draft_tokens, strict=True):
-                num_draft_tokens[index] = k
-        return replace(plan, num_draft_tokens=num_draft_tokens, reason=plan.reason if any(num_draft_tokens) else reason)
+            for place, index in enumerate(indices):
+                num_draft_tokens[index] = part.num_draft_tokens[place]
+                reasons[index] = part.reason_of(place)
+        reason = plan.reason if any(num_draft_tokens) else reason
+        return replace(plan, num_draft_tokens=num_draft_tokens, reason=reason, own_reasons=reasons)
 
     def observe(self, cost: StepCost, outcomes: Seq[DraftOutcome]) -> None:
         groups = self._groups([outcome.sequence for outcome in outcomes])

@@ -8,10 +8,11 @@ then looks now and then. A hybrid's members whose drafts cost time are told the 
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
+from dataclasses import replace
 
 from forerun.speculation.choose_k import PLAN_STEPS, best_cut, learn_rows, prices_of
 from forerun.speculation.cost_model import CostModel
-from forerun.speculation.policy import DraftOutcome, DraftPlan, Reason, SpeculationPolicy, StepCost
+from forerun.speculation.policy import DraftOutcome, DraftPlan, Reason, SpeculationPolicy, StepCost, own_reasons
 from forerun.types import Draft, Sequence
 
 MOST_NODES, LEAST_NODES = 48, 4
@@ -60,7 +61,7 @@ class TrimmingPolicy(SpeculationPolicy):
         self._search = 0.0  # mean seconds of a search
         self._granted: dict[Sequence, float] = {}  # searches that are left
         self._due: dict[Sequence, int] = {}  # step of the next search, where none is left
-        self._found: Reason = "nothing found"  # at the last search
+        self._empty: set[Sequence] = set()  # sequences whose last search found nothing
 
     def plan(self, sequences: Seq[Sequence]) -> DraftPlan:
         self._steps += 1
@@ -71,15 +72,16 @@ class TrimmingPolicy(SpeculationPolicy):
         most = max(LEAST_NODES, MOST_NODES // max(len(sequences), 1))
         num_draft_tokens = [most if self._searches(sequence) else 0 for sequence in sequences]
         self._rests = not any(num_draft_tokens)
+        own = self._reasons(sequences, num_draft_tokens)
         if self._rests:
             self._wakes = min([self._due[sequence] for sequence in sequences])
-            self._resting = DraftPlan(num_draft_tokens, reason=self._found)
+            self._resting = DraftPlan(num_draft_tokens, reason=own[0], own_reasons=own)
             return self._resting
         num_draft_tokens = [
             k and max(min(k, each.room), 0) for k, each in zip(num_draft_tokens, sequences, strict=True)
         ]
         if not any(num_draft_tokens):
-            return DraftPlan(num_draft_tokens, reason="no room")
+            return DraftPlan(num_draft_tokens, reason="no room", own_reasons=own)
         if self._left == 0 or self._priced is None or self._priced[0] != sequences:
             prices = prices_of(self.costs, sequences, most * len(sequences))
             if prices is None:  # what a plain step costs is measured first
@@ -90,7 +92,8 @@ class TrimmingPolicy(SpeculationPolicy):
         self._asked = sum(map(bool, num_draft_tokens))
         prices = self._priced[1]
         row = (prices[min(FEW_ROWS, len(prices) - 1)] / prices[0] - 1) / FEW_ROWS
-        return DraftPlan(num_draft_tokens, min(max(row, FREE_PROB), LEAST_PROB), "gain", prices)
+        own = own_reasons(sequences, num_draft_tokens, "no room") | own
+        return DraftPlan(num_draft_tokens, min(max(row, FREE_PROB), LEAST_PROB), "gain", prices, own)
 
     def trim(self, plan: DraftPlan, sequences: Seq[Sequence], drafts: Seq[Draft]) -> DraftPlan:
         prices = plan.prices
@@ -98,8 +101,7 @@ class TrimmingPolicy(SpeculationPolicy):
             return plan
         self._vain += sum(map(bool, plan.num_draft_tokens))
         if not any(len(draft) for draft in drafts):
-            self._found = "nothing found"
-            return DraftPlan([0] * len(drafts), plan.min_acceptance_prob, self._found)
+            return self._kept(plan, sequences, drafts, [0] * len(drafts), "nothing found")
         settled = [draft for draft in drafts if draft.is_settled]
         self._asked = 0 if settled else self._asked
         rows = sum([len(draft) for draft in settled])
@@ -107,11 +109,10 @@ class TrimmingPolicy(SpeculationPolicy):
         candidates = [() if draft.is_settled else draft.accept_probs for draft in drafts]
         counts, tokens, seconds = best_cut(candidates, prices[min(rows, len(prices) - 1) :], others)
         if not settled and tokens / seconds <= TRIM_GAIN * len(drafts) / prices[0]:
-            self._found = "no gain"
-            return DraftPlan([0] * len(drafts), plan.min_acceptance_prob, self._found)
+            return self._kept(plan, sequences, drafts, [0] * len(drafts), "no gain")
         counts = [len(draft) if draft.is_settled else count for count, draft in zip(counts, drafts, strict=True)]
         self._grant(sequences, drafts, counts, prices[0] / len(drafts), (seconds - prices[0]) / max(sum(counts), 1))
-        return DraftPlan(counts, plan.min_acceptance_prob, plan.reason, prices)
+        return self._kept(plan, sequences, drafts, counts, plan.reason)
 
     @property
     def rests(self) -> bool:
@@ -140,6 +141,7 @@ class TrimmingPolicy(SpeculationPolicy):
     def stop(self, sequence: Sequence) -> None:
         self._priced = None
         self._wakes = 0
+        self._empty.discard(sequence)
         self._granted.pop(sequence, None)
         self._due.pop(sequence, None)
 
@@ -152,6 +154,24 @@ class TrimmingPolicy(SpeculationPolicy):
             return False  # under a grammar forced tokens are found for nothing
         self._due[sequence] = self._steps + self._rest
         return True
+
+    def _reasons(self, sequences: Seq[Sequence], num_draft_tokens: Seq[int]) -> dict[int, Reason]:
+        """Return by index why sequences are not searched."""
+        pairs = zip(sequences, num_draft_tokens, strict=True)
+        return {i: "nothing found" if each in self._empty else "no gain" for i, (each, k) in enumerate(pairs) if not k}
+
+    def _kept(
+        self, plan: DraftPlan, sequences: Seq[Sequence], drafts: Seq[Draft], counts: Seq[int], reason: Reason
+    ) -> DraftPlan:
+        """Return the plan once so many nodes are kept. reason: of those that draft, or of all where none does."""
+        own = dict(plan.own_reasons)
+        for index, (sequence, draft, count) in enumerate(zip(sequences, drafts, counts, strict=True)):
+            if not plan.num_draft_tokens[index]:
+                continue
+            (self._empty.discard if len(draft) else self._empty.add)(sequence)
+            if not count:
+                own[index] = "no gain" if len(draft) else "nothing found"
+        return replace(plan, num_draft_tokens=list(counts), reason=reason, own_reasons=own)
 
     def _grant(self, sequences: Seq[Sequence], drafts: Seq[Draft], counts: Seq[int], token: float, row: float) -> None:
         """Grant further searches to sequences whose drafts are kept. token, row: seconds of each in this step."""

@@ -174,21 +174,20 @@ def try_grammar(blob: bytes, key: str, num_tokens: int, end_id: int, kind: str) 
 
 
 @cache
-def _validators() -> Any:
-    from jsonschema import validators
+def _jsonschema() -> Any:
+    import jsonschema
 
-    return validators
+    return jsonschema
 
 
 def check_answer(blob: bytes, schema: str) -> Answer:
     """Return where an answer, which the bytes are, breaks a JSON schema, and how; nothing if it does not."""
-    from jsonschema.exceptions import best_match
-    from referencing.jsonschema import EMPTY_REGISTRY
-
+    package = _jsonschema()
     given = json.loads(schema)
-    # with a registry of one's own, no reference is looked for elsewhere
-    kind = _validators().validator_for(given, default=_validators().Draft202012Validator)
-    error = best_match(kind(given, registry=EMPTY_REGISTRY).iter_errors(json.loads(blob)))
+    kind = package.validators.validator_for(given, default=package.Draft202012Validator)
+    # where a registry is given, no reference is looked up elsewhere
+    checked = kind(given, registry=package.validators.SPECIFICATIONS)
+    error = package.exceptions.best_match(checked.iter_errors(json.loads(blob)))
     return {"broken": "" if error is None else f"{error.json_path}: {error.validator}"}, b""
 
 
@@ -199,7 +198,7 @@ _TASKS: dict[str, tuple[Callable[..., Answer], Callable[..., Any], tuple[str, ..
     "define": (define, dict, ()),
     "encode": (encode_blob, _tokenizer, ("key",)),
     "try_grammar": (try_grammar, _guidance, ("key", "num_tokens", "end_id")),
-    "check_answer": (check_answer, _validators, ()),
+    "check_answer": (check_answer, _jsonschema, ()),
 }
 """By name a task, what makes it ready, whose time is not the task's, and the arguments of that."""
 

@@ -113,13 +113,13 @@ def _without_attention(vocab: int, width: int, layers: tuple[int, ...]) -> Eagle
     )
 
 
-def fitted_head(target: Model, texts: Seq[Seq[int]]) -> StoredHead[EagleConfig]:
+def fitted_head(target: Model, texts: Seq[Seq[int]], **shape: int) -> StoredHead[EagleConfig]:
     """The head (version 1, without attention) whose map of [embedding; state] to the next state is best by least
-    squares. Of the bundled target's greedy tokens it guesses about one in six."""
+    squares. Of the bundled target's greedy tokens it guesses about one in six. shape: of what does nothing in it."""
     width = target.embedding_rows(torch.tensor([0])).shape[1]
     vocab, layers = target.vocab_size, (target.num_layers,)
-    config = _without_attention(vocab, width, layers)
-    tensors = {name: torch.zeros(shape) for name, shape in config.tensors().items()}
+    config = replace(_without_attention(vocab, width, layers), **shape)
+    tensors = {name: torch.zeros(size) for name, size in config.tensors().items()}
     head = StoredHead(config, tensors)
     read, wanted = [], []
     for text in texts:

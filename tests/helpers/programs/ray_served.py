@@ -21,6 +21,8 @@ from typing import Any
 from config_keys import keys_in_file
 
 PYTHON = os.environ.get("FORERUN_RAY_PYTHON", "") or (sys.executable if find_spec("ray") else "")
+if PYTHON:
+    PYTHON = str(Path(PYTHON).absolute())  # not resolved: an environment's interpreter is a link
 MISSING = (
     "Ray is not installed: `make scale` makes an environment with it; or FORERUN_RAY_PYTHON=ENV/bin/python, where "
     "forerun's extra `ray` is"
@@ -91,16 +93,23 @@ class Served:
 
 @contextmanager
 def served(*arguments: str) -> Iterator[Served]:
+    """A server that is ready, of `started`."""
+    with started(*arguments) as made:
+        end = time.monotonic() + START
+        while not made.url:
+            assert made.process.poll() is None and time.monotonic() < end, "".join(made.lines[-40:])
+            time.sleep(0.05)
+        yield made
+
+
+@contextmanager
+def started(*arguments: str) -> Iterator[Served]:
     """A server on a free port; when it ends, nothing of it may be left."""
     with forerun("serve", *arguments, "--port", "0", "--log-format", "json", start_new_session=True) as process:
         made = Served(process)
         reader = threading.Thread(target=made.follow, daemon=True)
         reader.start()
         try:
-            end = time.monotonic() + START
-            while not made.url:
-                assert process.poll() is None and time.monotonic() < end, "".join(made.lines[-40:])
-                time.sleep(0.05)
             yield made
         finally:
             everything = made.processes()

@@ -4,6 +4,7 @@ import inspect
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -26,6 +27,40 @@ def test_every_drafter_is_listed_with_its_options(invoke: Invoke) -> None:
     assert "    min_match=1 (int)\n        tokens that must match at least (1 or more)." in text
     assert "    drawn=true (bool)\n" in invoke("drafters", "eagle-tree").stdout
     assert "Did you mean suffix?" in invoke("drafters", "sufix").stderr
+
+
+THEIRS = """
+from forerun import Drafter
+
+class Wide(Drafter):
+    \"\"\"Drafts as widely
+    as it can.
+
+    Args:
+        width: of its trees (1 or more).
+    \"\"\"
+
+    def __init__(self, width: int = 3, table: object = None):
+        self.width = width
+"""
+
+
+def test_a_class_of_another_package_is_described(
+    invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever `--drafter` takes, with or without options after it."""
+    (tmp_path / "their_drafting.py").write_text(THEIRS)
+    monkeypatch.syspath_prepend(tmp_path)
+    for text in ("their_drafting:Wide", "their_drafting:Wide:width=4"):
+        shown = invoke("drafters", text).stdout
+        assert shown.startswith("their_drafting:Wide: Drafts as widely as it can.\n")
+        assert "    width=3 (int)\n        of its trees (1 or more)." in shown and "table" not in shown
+        assert f"    {K_OPTION}=auto (int)" in shown
+    described = json.loads(invoke("drafters", "their_drafting:Wide", "--json").stdout)
+    assert described["their_drafting:Wide"]["options"]["width"]["default"] == 3
+    assert invoke("drafters", "suffix:min_match=2").stdout == invoke("drafters", "suffix").stdout
+    assert list(json.loads(invoke("drafters", "suffix", "--json").stdout)) == ["suffix"]
+    assert "holds no class Narrow" in invoke("drafters", "their_drafting:Narrow").stderr
 
 
 @pytest.mark.parametrize("name", DRAFTERS)

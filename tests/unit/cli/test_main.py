@@ -77,6 +77,20 @@ def test_the_keys_of_a_command_are_listed_as_toml(invoke: Invoke) -> None:
     assert "Name one of them" in invoke("options", "train").stderr and "no command" in invoke("options", "x").stderr
 
 
+@pytest.mark.parametrize(
+    ("words", "completed"),
+    [("gen", "generate"), ("generate --dra", "--drafter"), ("--config f serve --log", "--log-format")],
+)
+def test_the_shell_completes(words: str, completed: str, invoke: Invoke, tmp_path: Path) -> None:
+    line = f"forerun {words}"
+    asked = {"_FORERUN_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(line.count(" "))}
+    assert invoke(env=asked, prog_name="forerun").stdout.split() == [completed]
+    installed = invoke("--install-completion", "bash", env={"HOME": str(tmp_path)}, prog_name="forerun")
+    assert installed.exit_code == 0 and "_FORERUN_COMPLETE=complete_bash" in installed.stdout + "".join(
+        file.read_text() for file in tmp_path.rglob("*.sh")
+    )
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
 @pytest.mark.parametrize("command", ["drafters", "--version", "--help"])
 def test_a_full_disk_is_told(command: str) -> None:

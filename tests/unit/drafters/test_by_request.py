@@ -12,7 +12,7 @@ from doubles import FakeModel, Scripted, adversaries
 from forerun import LLM, DrafterError, SamplingError, SamplingParams
 from forerun.drafters.hybrid.by_request import ByRequest
 from forerun.speculation import AutomaticPolicy, FixedPolicy, PolicyByRequest
-from forerun.types import Needs, Sequence
+from forerun.types import Draft, Needs, Sequence
 
 VOCAB = 11
 PROMPTS = [[i % VOCAB, (3 * i + 1) % VOCAB, i // VOCAB] for i in range(12)]
@@ -150,5 +150,10 @@ def test_each_budget_says_what_is_drafted_beside_prompts() -> None:
     sequences = [Sequence(number, [0] * 4, 1, SamplingParams(), max_length=50) for number in range(3)]
     names = {0: "fixed", 1: "auto", 2: None}
     policy = PolicyByRequest({"fixed": FixedPolicy(3), "auto": AutomaticPolicy()}, lambda each: names[each.id])
-    assert policy.beside_prompts(sequences).num_draft_tokens == [3, 0, 0]
+    plan = policy.beside_prompts(sequences)
+    assert plan.num_draft_tokens == [3, 0, 0]
+    assert [plan.reason_of(index) for index in range(3)] == ["fixed", "prompts", "request"]
+    assert [policy.beside_prompts(sequences[::2]).reason_of(index) for index in range(2)] == ["fixed", "request"]
+    plan = policy.trim(policy.plan(sequences), sequences, [Draft.chain([1]), Draft.empty(), Draft.empty()])
+    assert [plan.reason_of(index) for index in range(3)] == ["fixed", "measuring", "request"]
     assert policy.beside_prompts(sequences[1:]).reason == "prompts"

@@ -160,6 +160,7 @@ def test_forced_tokens_are_drafts_from_the_grammar() -> None:
     assert choice.stats.num_forwards == 4  # with the prompt; then three times six and a bonus, the end included
     assert other.token_ids == FakeModel(VOCAB).greedy([1, 2], 5)
     assert other.stats.num_draft_tokens == 0
+    assert other.stats.decisions.keys() == {"off: no drafter"} and choice.stats.decisions == {"on: fixed": 3}
 
 
 class Keeping(FixedPolicy):

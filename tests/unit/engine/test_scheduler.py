@@ -421,7 +421,7 @@ def test_auto_drafts_nothing_beside_prompts(policy: SpeculationPolicy, reason: s
 
 @pytest.mark.parametrize(
     ("kind", "k", "said"),
-    [("none", 4, "off: no drafter"), ("right", 4, "on: fixed"), ("right", 0, "off: no drafter")],
+    [("none", 4, "off: no drafter"), ("right", 4, "on: fixed"), ("right", 0, "off: fixed")],
 )
 def test_a_result_says_why_speculation_was_on_or_off(kind: str, k: int, said: str) -> None:
     fake = FakeModel()
@@ -431,6 +431,24 @@ def test_a_result_says_why_speculation_was_on_or_off(kind: str, k: int, said: st
     stats = finish(engine)[0, 0].choice.stats
     assert stats.speculation == said
     assert engine.last_step.reason in ("", "fixed", "no room")
+    engine.add([1, 2], replace(GREEDY, max_tokens=1))  # all of it comes of its prompt's step
+    (stats,) = [output.choice.stats for output in finish(engine).values()]
+    assert stats.speculation == ("off: prompts" if said == "on: fixed" else said)
+
+
+def test_each_sequence_of_a_step_tells_its_own_reason() -> None:
+    """Beside one that drafts: one that must not, and one that is given no page for it."""
+    prompts = [[1, 2, 3], [4, 5, 6], [7, 8, 9]]
+    fake = PooledModel(8)
+    drafter = adversaries({tuple(prompt): fake.greedy(prompt, 60) for prompt in prompts}, fake.vocab_size)["right"]
+    engine = Engine(fake, drafter, config=EngineConfig(num_draft_tokens=12))
+    for prompt, k in zip(prompts, (None, 0, None)):
+        engine.add(prompt, replace(GREEDY, max_tokens=20, num_draft_tokens=k))
+    engine.step()
+    engine.step()
+    told = [state.stats.decisions for state in engine.scheduler.running]
+    assert told == [{"on: fixed": 1}, {"off: request": 1}, {"off: no room": 1}]
+    finish(engine)
 
 
 def test_a_draft_without_pages_is_left_out() -> None:
@@ -508,6 +526,7 @@ def test_any_mix_gives_each_request_what_it_gets_alone(mix: Mix, kind: str, k: i
             output = last[ids[index], choice]
             assert output.error is None
             ours, theirs = output.choice, expected.choice
+            assert ours.stats.decisions.keys().isdisjoint(["off: gain", "off: fixed", "off: probe"])
             if ours.finish_reason == "abort":
                 assert leaves is not None
                 assert ours.token_ids == theirs.token_ids[: len(ours.token_ids)]

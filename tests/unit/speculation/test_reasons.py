@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Seq
+
 import pytest
 
-from forerun.speculation import AutomaticPolicy, CostModel, DraftChooser, FixedPolicy
+from forerun.speculation import AutomaticPolicy, CostModel, DraftChooser, DraftPlan, FixedPolicy
 from forerun.types import Sequence
 from worlds import GREEDY, World, live
 
@@ -33,6 +35,34 @@ def test_reasons_of_auto() -> None:
     poor = AutomaticPolicy()
     live(World(lambda s, t, d: 0.0, chain, lambda rows: 1.0 + 0.1 * rows), poor, 400)
     assert poor.plan(sequences(1)).reason in ("no gain", "probe")
+
+
+class Telling(AutomaticPolicy):
+    """Remembers whether each sequence drafted, and why."""
+
+    def plan(self, sequences: Seq[Sequence]) -> DraftPlan:
+        plan = super().plan(sequences)
+        self.told = getattr(self, "told", set())
+        self.told |= {(k > 0, plan.reason_of(index)) for index, k in enumerate(plan.num_draft_tokens)}
+        return plan
+
+
+@pytest.mark.parametrize("share", [1, 2])
+def test_every_sequence_has_its_own_reason(share: int) -> None:
+    """Of four: all, or every second one, have drafts that come true, and all come to their end."""
+    policy = Telling(DraftChooser(CostModel()))
+    world = World(lambda s, t, d: 0.9 * (s % share == 0), chain, lambda rows: 1.0 + 0.2 * rows, batch=4, length=90)
+    live(world, policy, 600)
+    why = {reason for drafts, reason in policy.told if drafts}
+    why_not = {reason for drafts, reason in policy.told if not drafts}
+    assert "gain" in why <= {"gain", "probe"}
+    assert {1: "no room", 2: "no gain"}[share] in why_not <= {"no gain", "no room", "measuring", "full batch"}
+
+
+def test_reasons_of_a_fixed_number_for_each_sequence() -> None:
+    plan = FixedPolicy(4).plan([*sequences(1), *sequences(1, room=0), *sequences(1)])
+    assert plan.num_draft_tokens == [4, 0, 4]
+    assert [plan.reason_of(index) for index in range(3)] == ["fixed", "no room", "fixed"]
 
 
 def test_what_pays_alone_but_not_in_a_batch_is_told() -> None:

@@ -68,6 +68,21 @@ def test_the_rows_of_a_crowd_go_to_its_most_probable_nodes() -> None:
     assert kept(made, chain(0.2), chain(0.1)) == ([0, 0], "no gain")
 
 
+def test_every_sequence_has_its_own_reason() -> None:
+    """One whose draft is kept, one whose is not, one without a draft, one without room; then one that is not asked."""
+    made, asked = policy([4.0, 4.4, 4.8, 5.2, 6.0], batch=4), sequences(4)
+    asked[3].max_length = 3
+    drafts = [chain(0.9), chain(0.1), Draft.empty(), Draft.empty()]
+    plan = made.trim(made.plan(asked), asked, drafts)
+    assert plan.num_draft_tokens == [1, 0, 0, 0]
+    assert [plan.reason_of(index) for index in range(4)] == ["gain", "no gain", "nothing found", "no room"]
+    while made.plan(asked[2:3]).num_draft_tokens[0]:  # it comes to its end
+        made.observe(StepCost(1, 0, 2, 10.0, 1.0, 0.0), [DraftOutcome(asked[2], 0, Draft.empty(), Verdict([], 0))])
+    plan = made.plan([asked[2], asked[0]])
+    assert plan.num_draft_tokens[0] == 0 < plan.num_draft_tokens[1]
+    assert [plan.reason_of(index) for index in range(2)] == ["nothing found", "gain"]
+
+
 def test_nothing_is_drafted_where_nothing_is_found_or_known() -> None:
     assert kept(policy([1.0, 1.0]), chain()) == ([0], "nothing found")
     assert kept(TrimmingPolicy(), chain(0.9)) == ([0], "measuring")

@@ -123,7 +123,6 @@ def build_application(plan: ServePlan) -> serve.Application:
         max_ongoing_requests=ongoing,
         max_queued_requests=max(options.max_queue, 1),
         graceful_shutdown_timeout_s=options.drain_timeout,
-        max_constructor_retry_count=2,
         **({"request_router_config": routing} if routing else {}),
     )
     ingress = serve.deployment(

@@ -58,13 +58,28 @@ def _deploy(plan: ServePlan, logs: dict[str, Any]) -> Any:
 
     from forerun.integrations.ray.application import build_application
 
-    try:
-        return serve.run(build_application(plan), name=_APPLICATION, route_prefix="/", logging_config=logs)
-    except RuntimeError as error:
-        application = serve.status().applications.get(_APPLICATION)
-        deployments = application.deployments.values() if application else ()
-        messages = " ".join(each.message for each in deployments if each.message) or str(error)
-        raise ConfigError(f"The replicas could not be started: {reason_in(messages)}") from None
+    target = serve.RunTarget(build_application(plan), _APPLICATION, "/", logs)
+    (ingress,) = serve.run_many([target], wait_for_applications_running=False)
+    while not all_ready(serve.status().applications[_APPLICATION]):
+        time.sleep(_TICK)
+    return ingress
+
+
+def all_ready(application: Any) -> bool:
+    """Return whether all replicas of an application, in Ray's status of it, have loaded the model.
+
+    One that dies meanwhile is replaced, though Ray calls that a failed deployment as long as it is not.
+
+    Raises:
+        ConfigError: the model cannot be loaded: one says so, or several have died of it.
+    """
+    deployments = application.deployments.values()
+    messages = " ".join(each.message for each in deployments if each.message)
+    failed = [each.status_trigger for each in deployments if each.status == "DEPLOY_FAILED"]
+    given_up = application.status == "DEPLOY_FAILED" and not (failed and all(map("HEALTH_CHECK_FAILED".__eq__, failed)))
+    if given_up or reason_in(messages) != messages:
+        raise ConfigError(f"The replicas could not be started: {reason_in(messages or application.message)}")
+    return bool(application.status == "RUNNING")
 
 
 @contextmanager

@@ -145,22 +145,24 @@ def _drive(engine: Engine, requests: Seq[AuditRequest], run: AuditRun, pace: Pac
     choices: list[list[Choice]] = [[] for _ in requests]
     errors: dict[int, Exception] = {}
     done: set[int] = set()
-    added = 0
+    added = under_way = 0
+    most = run.batch + run.batch // 4 if pace.is_limited else sum(one.params.n for one in requests)  # some wait
     while (admits := added < len(requests) and not pace.is_over) or engine.has_work:
-        room = run.arrivals or (
-            2 * run.batch - added + len(done) if pace.is_limited else len(requests)
-        )  # a batch waits
-        for one in requests[added : added + room] if admits else ():
+        for one in requests[added : added + (run.arrivals or len(requests))] if admits else ():
+            if under_way and under_way + one.params.n > most:
+                break
             index_of[engine.add(list(one.prompt), one.params)] = added
             added += 1
+            under_way += one.params.n
         for output in engine.step():
             index = index_of[output.request_id]
             if output.error is not None:
                 errors.setdefault(index, output.error)
             elif output.choice is not None:
                 choices[index].append(output.choice)
-            if index in errors or len(choices[index]) == requests[index].params.n:
+            if index not in done and (index in errors or len(choices[index]) == requests[index].params.n):
                 done.add(index)
+                under_way -= requests[index].params.n
                 pace.advance(len(done))
     every = [errors.get(index) or sorted(found, key=lambda choice: choice.index) for index, found in enumerate(choices)]
     return every[:added]
@@ -205,7 +207,7 @@ LENGTH = 6
 """Tokens of an answer: enough for a draft, its rejection, and what comes after the rollback."""
 NUM_OPENED, LEAST_OPENED = 48, 4
 """Paths whose distribution is computed, of each prompt and test: as many as its samples fill cells."""
-ENGINE_WEIGHT = 1.2
+ENGINE_WEIGHT = 1.8
 """Of a test's time, beside that of a comparison of bits."""
 _NUM_PROMPTS = 2
 _CHOICES = 4

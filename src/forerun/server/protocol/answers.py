@@ -149,10 +149,10 @@ def metrics(every: Iterable[SequenceStats]) -> dict[str, Any]:
             "total": max((each.time_total for each in stats), default=0.0),
         },
     }
-    return {"metrics": {"speculative_decoding": found}, **warnings_of(stats)}
+    return {"metrics": {"speculative_decoding": found}, **grammar_warnings(stats)}
 
 
-def warnings_of(every: Iterable[SequenceStats]) -> dict[str, list[str]]:
+def grammar_warnings(every: Iterable[SequenceStats]) -> dict[str, list[str]]:
     """Return the `warnings` of an answer; nothing without any."""
     found = dict.fromkeys(chain.from_iterable(each.warnings for each in every))
     return {"warnings": [*found]} if found else {}
@@ -241,7 +241,7 @@ class Chunks:
             for prompt, generation in enumerate(generations)
             for choice in generation.choices
         ]
-        told = metrics if details else warnings_of
+        told = metrics if details else grammar_warnings
         more = told(choice.stats for generation in generations for choice in generation.choices)
         return {**self._whole, "choices": choices, "usage": self._usage(generations, details), **more}
 

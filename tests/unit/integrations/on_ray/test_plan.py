@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from forerun.errors import ConfigError, PromptError, QueueFullError, ReplicaError
 from forerun.integrations.ray.connect import connected, metrics_addresses, reason_in, to_forerun_error
 from forerun.integrations.ray.plan import RayOptions, ServePlan, gpus_of, threads_of
+from forerun.integrations.ray.run import all_ready
 from forerun.server.options import ServerOptions
 from forerun.server.protocol.errors import error_response
 
@@ -42,6 +44,47 @@ def test_no_option_is_ignored() -> None:
         plan(ServerOptions(send_timeout=3.0))
     with pytest.raises(ConfigError, match="--journal is for a single server"):
         plan(ServerOptions(journal=Path("file")))
+
+
+OWN = "A replica failed to start. Retrying 5 more time(s). Error:\nforerun.errors.ModelLoadError: no file\n"
+
+
+@pytest.mark.parametrize(
+    ("status", "engines", "message", "outcome"),
+    [
+        ("DEPLOYING", ("UPDATING", "CONFIG_UPDATE_STARTED"), "", False),
+        (
+            "DEPLOYING",
+            ("UPDATING", "CONFIG_UPDATE_STARTED"),
+            "The replica's actor died. Retrying.",
+            False,
+        ),
+        ("DEPLOY_FAILED", ("DEPLOY_FAILED", "HEALTH_CHECK_FAILED"), "A replica's health check failed.", False),
+        ("UNHEALTHY", ("UNHEALTHY", "HEALTH_CHECK_FAILED"), "A replica's health check failed.", False),
+        ("RUNNING", ("HEALTHY", "CONFIG_UPDATE_COMPLETED"), "", True),
+        ("DEPLOYING", ("UPDATING", "CONFIG_UPDATE_STARTED"), OWN, "started: no file"),
+        (
+            "DEPLOY_FAILED",
+            ("DEPLOY_FAILED", "REPLICA_STARTUP_FAILED"),
+            "It failed 6 times.",
+            "started: It failed 6 times",
+        ),
+        ("DEPLOY_FAILED", ("HEALTHY", "UNSPECIFIED"), "", "started: of the application"),
+    ],
+)
+def test_a_replica_that_dies_before_all_are_ready_is_waited_for(
+    status: str, engines: tuple[str, str], message: str, outcome: bool | str
+) -> None:
+    deployments = {
+        "RayEngine": SimpleNamespace(status=engines[0], status_trigger=engines[1], message=message),
+        "Ingress": SimpleNamespace(status="HEALTHY", status_trigger="CONFIG_UPDATE_COMPLETED", message=""),
+    }
+    application: Any = SimpleNamespace(status=status, message="of the application", deployments=deployments)
+    if isinstance(outcome, bool):
+        assert all_ready(application) is outcome
+    else:
+        with pytest.raises(ConfigError, match=outcome):
+            all_ready(application)
 
 
 def named(name: str, *bases: type[Exception]) -> type[Exception]:
