@@ -165,7 +165,7 @@ def test_an_error_reaches_the_caller_and_the_next_call_works(fake: FakeModel) ->
         (5, "type int"),
         ({"role": "user"}, "type dict"),
         ([{"content": "a"}], "both 'role' and 'content'"),
-        ([{"role": "nobody", "content": "a"}], "no such role"),
+        ([{"role": "nobody", "content": "a"}], "role .nobody., which is not known"),
         ([1] * 5000, "Shorten"),
         ([11], "outside the vocabulary"),
     ],
