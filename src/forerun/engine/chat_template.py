@@ -9,7 +9,7 @@ from numbers import Number
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
-from forerun.engine.chat_messages import check_roles, forms_of, key_to_continue, read_message
+from forerun.chat.messages import check_roles, forms_of, key_to_continue, read_message
 from forerun.engine.request_checks import check_length, check_text, excess_characters, naming_prompt
 from forerun.errors import ContextLengthError, PromptError
 from forerun.models import LanguageModel

@@ -114,10 +114,10 @@ def render_template(
 
 def _traced(message: dict[str, Any], index: int, *, is_open: bool) -> tuple[dict[str, Any], dict[str, str]]:
     """Return a message with a mark in each text that must be in the prompt, and the marks, each with what may be there
-    in its place: of a call its id. Templates leave out the thinking of earlier answers, but not of one that goes on."""
+    in its place: of a call its id. Text beside calls may be left out, and thinking unless the message goes on."""
     calls = message.get("tool_calls") or []
     content = message.get("content")
-    keys = [] if content is None or (calls and not content) else ["content"]
+    keys = [] if content is None or calls else ["content"]
     keys += [key for key in _THOUGHTS if is_open and message.get(key)][:1]
     marks = {}
     for key in keys:

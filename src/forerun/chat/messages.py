@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence as Seq
 from typing import Any
 
+from forerun.chat.response_format import find_format
 from forerun.errors import PromptError
 
 _ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -103,7 +104,7 @@ def key_to_continue(messages: Seq[Mapping[str, Any]], asked: bool | str) -> str:
     last = messages[-1]
     if last["role"] != "assistant":
         raise PromptError(
-            f"Only a last message of the role 'assistant' can be continued, and this chat's has {ascii(last['role'])}. "
+            f"Only a last message of the role 'assistant' can be continued, and this chat's has {last['role']!a}. "
             "Leave continue_final_message out."
         )
     if last.get("tool_calls"):
@@ -122,32 +123,56 @@ def forms_of(messages: Seq[dict[str, Any]], template: str) -> Iterator[list[dict
     """Yield forms of the same messages, of which a template may read one alone, the usual one first.
 
     A developer's message is the system's where the template does not name that role; system messages at the beginning
-    are one where it reads one alone. A content that is None may have to be left out, empty or None, the arguments of
-    calls a text, and contents a list of parts, for models that also see.
+    are one where it reads one alone.
     """
     as_system = [{**each, "role": "system"} if each["role"] == "developer" else each for each in messages]
     if as_system == messages or "developer" in template:
-        yield from _contents(messages)
+        yield from _contents(messages, template)
     if as_system != messages:
-        yield from _contents(as_system)
+        yield from _contents(as_system, template)
     num_system = next((place for place, each in enumerate(as_system) if each["role"] != "system"), len(messages))
     if num_system > 1:
         whole = "\n\n".join(each["content"] for each in as_system[:num_system])
-        yield from _contents([{**as_system[0], "content": whole}, *as_system[num_system:]])
+        yield from _contents([{**as_system[0], "content": whole}, *as_system[num_system:]], template)
 
 
-def _contents(chat: Seq[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
+def _contents(chat: Seq[dict[str, Any]], template: str) -> Iterator[list[dict[str, Any]]]:
+    """Yield messages with contents that are None left out, empty or None; with arguments of calls as text; with lists
+    of parts, as templates of models that also see read them; and with calls as the model writes them in its text."""
     plain = [{key: value for key, value in each.items() if value is not None} for each in chat]
-    written = [{**each, "tool_calls": [*map(_written, each["tool_calls"])]} if "tool_calls" in each else each for each in plain]
-    for form in [plain] if written == plain else [plain, written]:
+    has_calls = any("tool_calls" in each for each in plain)
+    written = [_written(each) for each in plain] if has_calls else plain
+    for form in (plain, written) if has_calls else (plain,):
         yield form
         if any("content" not in each for each in form):
             yield [{"content": "", **each} for each in form]
             yield [{"content": None, **each} for each in form]
     yield [{**each, "content": [{"type": "text", "text": each.get("content", "")}]} for each in plain]
+    known = find_format(template) if has_calls else None
+    if known is not None and known.forced is not None and "argument" not in known.forced:
+        yield [_said(each, known.forced) for each in plain]
 
 
-def _written(call: dict[str, Any]) -> dict[str, Any]:
-    """Return a call with its arguments as text."""
-    function = call["function"]
-    return {**call, "function": {**function, "arguments": json.dumps(function["arguments"], ensure_ascii=False)}}
+def _written(message: dict[str, Any]) -> dict[str, Any]:
+    """Return a message with the arguments of its calls as text."""
+    calls = [
+        {
+            **call,
+            "function": {
+                **call["function"],
+                "arguments": json.dumps(call["function"]["arguments"], ensure_ascii=False),
+            },
+        }
+        for call in message.get("tool_calls", ())
+    ]
+    return {**message, "tool_calls": calls} if calls else message
+
+
+def _said(message: dict[str, Any], forced: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a message with its calls in its content. forced: how they are written (`forced_calls.py`)."""
+    functions = [call["function"] for call in _written(message).get("tool_calls", ())]
+    calls = [
+        forced["call"].replace("{name}", each["name"]).replace("{arguments}", each["arguments"]) for each in functions
+    ]
+    content = "\n".join(filter(None, [message.get("content"), forced.get("between", "").join(calls)]))
+    return {**{key: value for key, value in message.items() if key != "tool_calls"}, "content": content}
