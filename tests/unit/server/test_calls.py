@@ -47,7 +47,9 @@ class Writer(FakeModel):
 def tokenizer_of(name: str, case: Case) -> Any:
     made = byte_level()
     made.add_special_tokens({"additional_special_tokens": SPECIAL.get(name, [])})
-    said = "{{ messages[-1].content }}{% for tool in tools or [] %}{{ tool.function.name }};{% endfor %}"
+    calls = "{% for call in message.tool_calls or [] %}{{ call.function.name }}{% endfor %}"
+    said = f"{{% for message in messages %}}{{{{ message.content }}}}{calls}{{% endfor %}}"
+    said += "{% for tool in tools or [] %}{{ tool.function.name }};{% endfor %}"
     made.chat_template = f"{{# {case.written} #}}{said}{{{{ {json.dumps(case.prompt)} }}}}"
     return made
 
