@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence as Seq
+from copy import copy
 from inspect import unwrap
 from itertools import count
 from numbers import Number
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
 from forerun.chat.messages import check_roles, forms_of, key_to_continue, read_message
 from forerun.engine.request_checks import check_length, check_text, excess_characters, naming_prompt
-from forerun.errors import ContextLengthError, PromptError
+from forerun.errors import ConfigError, ContextLengthError, PromptError
 from forerun.models import LanguageModel
 from forerun.utils.children import RENDERERS, TaskLimitError
+from forerun.utils.json_file import read_template
 from forerun.utils.vocabulary import encode_text
 
 Message: TypeAlias = Mapping[str, Any]
@@ -64,6 +67,24 @@ def split_chats(messages: Seq[Message] | Seq[Seq[Message]]) -> tuple[list[Prompt
                     "are for generate."
                 )
     return split, single
+
+
+def with_template(tokenizer: Any, given: str | Path) -> Any:
+    """Return a tokenizer with another chat template.
+
+    given: the text of the template, or its file.
+
+    Raises:
+        ConfigError: the file cannot be read, or the tokenizer writes chats without a template.
+    """
+    template = given if isinstance(given, str) and "{" in given else read_template(given, ConfigError)
+    if tokenizer is None or _has_own_template(tokenizer):
+        raise ConfigError(
+            "A chat template was given, but the model has no tokenizer that reads one. Leave chat_template out."
+        )
+    made = copy(tokenizer)
+    made.chat_template = template
+    return made
 
 
 def template_of(given: Mapping[str, Any] | None, options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -259,7 +280,8 @@ def check_template(tokenizer: Any, name: str, tools: Seq[Any] | None = None) -> 
     if not (templates := getattr(tokenizer, "chat_template", None)):
         raise PromptError(
             f"{name} has no chat template, so a chat cannot be put to it. Take a model that was made for chats, put "
-            "the template of this one beside its tokenizer (chat_template.jinja), or give the prompt as text."
+            "the template of this one beside its files (chat_template.jinja), give one (--chat-template), or give the "
+            "prompt as text."
         )
     if not isinstance(templates, Mapping):
         return str(templates)

@@ -220,8 +220,10 @@ WRONG = {
     "bos wanted and not named": (byte_level(add_bos_token=True, bos_token_id=None), "bos_token_id is missing"),
     "a flag that is none": (changed("add_bos_token", 7), "add_bos_token is 7"),
     "a template that is no text": (byte_level() | {"tokenizer.chat_template": 5}, "chat_template is 5"),
-    "a broken template": (byte_level() | {"tokenizer.chat_template": "a\n{% if %}"}, "not a Jinja template: Template"),
-    "an endless template": (byte_level() | {"tokenizer.chat_template": "{{" + "(" * 9999}, "not a Jinja template"),
+    "a named template that is no text": (
+        byte_level() | {"tokenizer.chat_templates": ["tool_use"], "tokenizer.chat_template.tool_use": 5},
+        "chat_template.tool_use is 5",
+    ),
     "too few scores": (sentencepiece(scores=[0.0]), "1 entries"),
     "scores that are none": (sentencepiece(scores=[float("nan")] * 284), "must be a list of numbers"),
     "a long piece": (

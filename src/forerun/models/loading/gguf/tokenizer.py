@@ -220,6 +220,8 @@ def split_rules() -> Mapping[str, tuple[str, ...]]:
 MODEL = PREFIX + "model"
 PRE_TOKENIZER = PREFIX + "pre"
 CHAT_TEMPLATE = "tokenizer.chat_template"
+CHAT_TEMPLATES = "tokenizer.chat_templates"
+"""Names of others, each under a key of its own."""
 _SPACE = "\u2581"
 _UNSTRIPPED = {"<unk>", "<s>", "<|endoftext|>"}
 _BY_MERGES = "gemma4"
@@ -379,16 +381,15 @@ def _matched(tokens: TokenList) -> frozenset[int]:
     return _control(tokens) | {i for i, kind in enumerate(tokens.types) if kind is TokenType.USER_DEFINED}
 
 
-def _chat_template(tokens: TokenList) -> str | None:
-    """Return the chat template, if there is one, after reading it in Transformers' sandbox. It is not compiled here:
-    the compiler computes its constants, which may take any time.
+def _chat_template(tokens: TokenList) -> str | dict[str, str] | None:
+    """Return the chat template, if there is one, or several by their names. Whether they are Jinja is found where they
+    are rendered: it concerns chats alone, and may take any time.
 
     Raises:
-        ModelLoadError: it is no string, or no Jinja template.
+        ModelLoadError: one is no string.
     """
-    from transformers.utils.chat_template_utils import _compile_jinja_template
-
-    template = tokens.fields.string(CHAT_TEMPLATE, None)
-    with as_load_errors(f"{tokens.fields.place}: {CHAT_TEMPLATE}: it is not a Jinja template", REMEDY):
-        _compile_jinja_template("").environment.parse(template or "")
-    return template or None
+    template = tokens.fields.string(CHAT_TEMPLATE, None) or None
+    names = tokens.fields.list_of(CHAT_TEMPLATES, str, None) or []
+    found = {name: tokens.fields.string(f"{CHAT_TEMPLATE}.{name}", None) for name in names}
+    named = {name: text for name, text in found.items() if text}
+    return {**({"default": template} if template else {}), **named} if named else template
