@@ -24,27 +24,27 @@ def read_message(entry: Any, index: int) -> dict[str, Any]:
         PromptError: it has parts or fields that are not read, or has no content.
     """
     message = {key: value for key, value in dict(entry).items() if value is not None}
-    if "role" not in message or not ("content" in entry or message.get("tool_calls")):
+    has_more = message.get("role") == "assistant" and any(map(message.get, ("tool_calls", *_THOUGHTS)))
+    if "role" not in message or not ("content" in entry or has_more):
         raise PromptError(f"Message {index} of the chat needs both 'role' and 'content'.")
     if odd := next((field for field in _FORMERLY if field in message), None):
         raise PromptError(f"Message {index} of the chat has {odd}, which is not read. Give {_FORMERLY[odd]}.")
     content = message.setdefault("content", None)
     if message.get("tool_calls"):
         message["tool_calls"] = read_calls(message["tool_calls"])
-    if content is None:
-        if message["role"] != "assistant" or not any(map(message.get, ("tool_calls", *_THOUGHTS))):
-            raise PromptError(
-                f"The content of message {index} of the chat is null, which only that of an assistant's message with "
-                "calls may be. Give a text."
-            )
-    elif isinstance(content, Seq) and not isinstance(content, str):
+    if content is None and not has_more:
+        raise PromptError(
+            f"The content of message {index} of the chat is null, which only that of an assistant's message with calls "
+            "may be. Give a text."
+        )
+    if isinstance(content, Seq) and not isinstance(content, str):
         if not all(map(_is_text, content)):
             raise PromptError(
                 f"The content of message {index} of the chat has parts that are not text. Pictures, sound and files "
                 'are not read: give {"type": "text", "text": "..."} alone.'
             )
         message["content"] = "".join(part["text"] for part in content)
-    elif not isinstance(content, str):
+    elif not isinstance(content, str | None):
         raise PromptError(
             f"The content of message {index} of the chat is of type {type(content).__name__}. "
             "Give text, or a list of parts of text."
