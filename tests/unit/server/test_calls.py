@@ -197,6 +197,14 @@ def test_turns_of_responses_are_messages_of_a_chat() -> None:
     ]
 
 
+def test_developers_and_thinking_that_was_cut() -> None:
+    thought = {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "hm"}]}
+    turns = [{"role": "developer", "content": "a"}, thought, {"role": "user", "content": "b"}, thought]
+    (chat,) = validated(ResponseBody, {"input": turns}).request(4096, {}, KeptResponses(0, 0)).prompts
+    cut = {"role": "assistant", "content": "", "reasoning_content": "hm"}
+    assert chat == [{"role": "developer", "content": "a"}, cut, {"role": "user", "content": "b"}, cut]
+
+
 def test_a_response_template_of_ones_own(tmp_path: Path) -> None:
     path = tmp_path / "template.json"
     path.write_text('{"fields": {"thinking": {"open": "[[", "close": "]]"}, "content": {}}}')
