@@ -7,7 +7,6 @@ import re
 from collections.abc import Iterator, Mapping, Sequence as Seq
 from typing import Any
 
-from forerun.chat.response_format import find_format
 from forerun.errors import PromptError
 
 _ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -113,7 +112,8 @@ def key_to_continue(messages: Seq[Mapping[str, Any]], asked: bool | str) -> str:
             "role 'tool', or leave the calls out."
         )
     thought = next((key for key in _THOUGHTS if last.get(key)), "content")
-    key = asked if isinstance(asked, str) else "content" if last["content"] else thought
+    written = "content" if last["content"] else thought
+    key = asked if isinstance(asked, str) else written
     if not isinstance(last.get(key), str):
         raise PromptError(f"The last message of the chat has no {ascii(key)[1:-1][:60]} to continue. Give a text.")
     return key
@@ -148,9 +148,12 @@ def _contents(chat: Seq[dict[str, Any]], template: str) -> Iterator[list[dict[st
             yield [{"content": "", **each} for each in form]
             yield [{"content": None, **each} for each in form]
     yield [{**each, "content": [{"type": "text", "text": each.get("content", "")}]} for each in plain]
-    known = find_format(template) if has_calls else None
-    if known is not None and known.forced is not None and "argument" not in known.forced:
-        yield [_said(each, known.forced) for each in plain]
+    if has_calls:
+        from forerun.chat.response_format import find_format  # seldom needed
+
+        known = find_format(template)
+        if known is not None and known.forced is not None and "argument" not in known.forced:
+            yield [_said(each, known.forced) for each in plain]
 
 
 def _written(message: dict[str, Any]) -> dict[str, Any]:
