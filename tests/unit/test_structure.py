@@ -18,7 +18,7 @@ MOST: dict[str, float] = {
     "words of documents": 34_830,
     "tuple assignments in 1,000 statements": 2.2,
     "nested conditional expressions": 0,
-    "imports inside functions": 319,
+    "imports inside functions": 320,
     "lambdas": 296,
     "depth of classes": 3,
     "public names in several modules": 2,

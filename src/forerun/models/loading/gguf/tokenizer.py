@@ -392,4 +392,6 @@ def _chat_template(tokens: TokenList) -> str | dict[str, str] | None:
     names = tokens.fields.list_of(CHAT_TEMPLATES, str, None) or []
     found = {name: tokens.fields.string(f"{CHAT_TEMPLATE}.{name}", None) for name in names}
     named = {name: text for name, text in found.items() if text}
-    return {**({"default": template} if template else {}), **named} if named else template
+    if not named:
+        return template
+    return named if template is None else {"default": template, **named}
