@@ -87,6 +87,7 @@ class ResponseParser:
         tools: OpenAI's definitions. Without any, calls are text.
         request_id: makes the ids of calls.
         one_call: calls after the first are left out.
+        goes_on_thinking: the prompt ends within thinking, wherever that was opened.
 
     Attributes:
         content, reasoning, calls: of the whole answer, with its last text; calls as OpenAI's API has them. The content
@@ -101,6 +102,7 @@ class ResponseParser:
         request_id: str,
         *,
         one_call: bool = False,
+        goes_on_thinking: bool = False,
     ) -> None:
         self._form = form
         self._request_id = request_id
@@ -123,17 +125,20 @@ class ResponseParser:
         self.content: str | None = ""
         self.reasoning = ""
         self.calls: list[dict[str, Any]] = []
-        self._read_prompt(prompt)
+        self._num_owed = 0  # characters of the prompt that are read already, and not of the answer
+        self._read_prompt(prompt, goes_on_thinking)
 
     @property
     def kind(self) -> str:
         """Return what the model writes: REASONING, CONTENT or CALL."""
         return CONTENT if self._region is None else self._region.kind
 
-    def _read_prompt(self, prompt: str) -> None:
+    def _read_prompt(self, prompt: str, goes_on_thinking: bool) -> None:
         """Open the region in which the prompt ends: what follows the last anchor is read, or else a mark at its end."""
         ends = [match.end() for match in self._form.anchor.finditer(prompt)]
         thoughts = "|".join(region.opens for region in self._form.regions if region.kind == REASONING) or r"\Z"
+        if goes_on_thinking and not ends:
+            ends = [match.start() for match in regex.finditer(thoughts, prompt)]
         if ends:
             self.push(prompt[ends[-1] :])
         elif mark := regex.search(rf"(?:{thoughts})\s*\Z", prompt[-_TAIL:]):
@@ -142,8 +147,13 @@ class ResponseParser:
             self.push("")
         if self._region is None and self._opening.fullmatch(self._buffer, self._at):
             self._step(last=True)
-        self._is_edge = self._region is not None
+        self._is_edge = self._is_edge and self._region is not None
         self._num_begun = 0
+        if self._call is not None:  # it is told as a whole at its end, since its beginning is none of the answer
+            self._call.index = -1
+            self._call.is_sought = self._call.is_streaming = False
+            self._call.pieces = []
+        self._num_owed = len(self._buffer) - self._at
         for texts in (*self._texts.values(), *self._spaces.values()):
             texts.clear()
         self.calls.clear()
@@ -193,6 +203,7 @@ class ResponseParser:
         if match is None or (match.end() == len(self._buffer) and not last):  # more text could change it
             return False
         self._at = match.end()
+        self._num_owed = 0
         mark = next(name for name, text in match.groupdict().items() if name.startswith("_") and text is not None)
         if mark.startswith("_open"):
             self._open(self._form.regions[int(mark.removeprefix("_open_"))], match)
@@ -206,6 +217,9 @@ class ResponseParser:
         """Read text without marks. Whitespace at its end is held back; at an edge that at its beginning is dropped."""
         if self._call is not None:
             return self._take(self._call, text)
+        num_told = min(self._num_owed, len(text))
+        self._num_owed -= num_told
+        text = text[num_told:]
         kind = self.kind
         text = text.lstrip() if self._is_edge else text
         self._is_edge = self._is_edge and not text

@@ -64,6 +64,7 @@ def batch(
     engine: Annotated[EngineConfig, Flags("max_batch")],
     sampling: Annotated[SamplingParams, Flags("seed")],
     served_model_name: ServedModelName = None,
+    chat_template: options.ChatTemplate = None,
     ray: Annotated[RayOptions, Flags(leave_out=("routing", "ray_timeout"), typed=options.RAY_TYPED, panel="Ray")],
     force: Force = False,
 ) -> None:
@@ -74,13 +75,15 @@ def batch(
     model = chosen_model(model)
     chosen = AUTO if drafter is None else drafter
     name = served_model_name or model
-    llm = asdict(settings) | {"max_batch": engine.max_batch}
+    template = options.template_text(chat_template)
+    llm = asdict(settings) | {"max_batch": engine.max_batch, "chat_template": template}
     run = {
         "model": model,
         "drafter": chosen,
         "served_model_name": name,
         "seed": sampling.seed,
         "forerun": __version__,
+        **({} if template is None else {"chat_template": template}),
         **asdict(settings),
     }
     worker = {"model": model, "drafter": chosen, "llm": llm, "name": name, "seed": sampling.seed}

@@ -57,6 +57,7 @@ def chat(
     drafter: options.DrafterName = None,
     settings: Annotated[LLMOptions, Flags(leave_out=("acceptance", *options.OF_SERVERS), typed=options.LLM_TYPED)],
     system: options.System = None,
+    chat_template: options.ChatTemplate = None,
     threads: options.Threads = None,
     show_drafts: Annotated[
         bool, typer.Option("--show-drafts", help="Mark the tokens that a draft had right, on a terminal.")
@@ -74,10 +75,12 @@ def chat(
         raise ConfigError(f"The model is given twice: {model!r}, and {named!r} by --model. Give it once.")
     name = model or named or _chat_model()
     history = History(None if system is None else unicode_text(system, "--system"))
+    template = options.template_text(chat_template)
     screen.note(f"forerun: loading {name}")
     options.set_threads(threads)
     with log_memory_plan(lambda line: screen.note(f"forerun: {line}")):
-        llm = open_llm(name, AUTO if drafter is None else drafter, chat=True, **asdict(settings))
+        chosen = AUTO if drafter is None else drafter
+        llm = open_llm(name, chosen, chat=True, chat_template=template, **asdict(settings))
     params, own = options.own_sampling(ctx, params, llm.target)
     if own is not None:
         screen.note(f"forerun: {own}")

@@ -98,6 +98,7 @@ def generate(
         ),
     ] = None,
     system: options.System = None,
+    chat_template: options.ChatTemplate = None,
     threads: options.Threads = None,
     json: options.Json = False,
     params: Annotated[SamplingParams, Flags(base=_DEFAULTS, leave_out=_NOT_HERE, typed=_TYPED, panel="Sampling")],
@@ -113,10 +114,11 @@ def generate(
         raise ConfigError("--system is the system message of a chat. Leave out --raw, or put it into the prompt.")
     text = read_prompt(prompt)
     messages = None if chat is False else read_chat(text, system)
+    template = options.template_text(chat_template)
     drafter = drafter or (AUTO if params.prediction is None else "prediction")
     options.set_threads(threads)
     with _loading(model, quiet=json):
-        llm = open_llm(model, drafter, chat=bool(chat or system), **asdict(settings))
+        llm = open_llm(model, drafter, chat=bool(chat or system), chat_template=template, **asdict(settings))
     if chat is None and system is None and not getattr(llm.tokenizer, "chat_template", None):
         messages = None
     params, own = options.own_sampling(ctx, params, llm.target)
@@ -206,11 +208,19 @@ def read_chat(text: str, system: str | None = None) -> list[Any]:
     return [{"role": "system", "content": unicode_text(system, "--system")}, *chat]
 
 
-def open_llm(model: str, drafter: str | Sequence[str], *, chat: bool, adapter: str | None, **settings: Any) -> LLM:
+def open_llm(
+    model: str,
+    drafter: str | Sequence[str],
+    *,
+    chat: bool,
+    adapter: str | None,
+    chat_template: str | None = None,
+    **settings: Any,
+) -> LLM:
     """Load a model. Tests replace this function.
 
     Args:
-        chat: check before the weights are read that the model has a chat template.
+        chat: check before the weights are read that the model has a chat template, or one is given.
 
     Raises:
         PromptError: it has none.
@@ -222,9 +232,10 @@ def open_llm(model: str, drafter: str | Sequence[str], *, chat: bool, adapter: s
     tokenizer = None
     if chat:
         tokenizer = find_tokenizer(model, adapter)
-        check_template(tokenizer, model)
+        if chat_template is None:
+            check_template(tokenizer, model)
         RENDERERS.start()  # it gets ready beside the loading
-    return LLM(model, drafter=drafter, adapter=adapter, tokenizer=tokenizer, **settings)
+    return LLM(model, drafter=drafter, adapter=adapter, tokenizer=tokenizer, chat_template=chat_template, **settings)
 
 
 def _follow_printing(

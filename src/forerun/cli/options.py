@@ -33,6 +33,7 @@ from forerun.errors import ConfigError
 from forerun.utils import fetch as store
 from forerun.utils.device import DEVICES
 from forerun.utils.fields import Checked, option, option_like
+from forerun.utils.json_file import read_template
 from forerun.utils.machine import cores
 
 if TYPE_CHECKING:
@@ -136,6 +137,14 @@ DraftName = Annotated[
 System = Annotated[
     str | None, typer.Option(help="The system message of the chat.", metavar="TEXT", show_default="none")
 ]
+ChatTemplate = Annotated[
+    Path | None,
+    typer.Option(
+        help="A file with the chat template, in Jinja, in place of the model's.",
+        metavar="FILE",
+        show_default="the model's, or chat_template.jinja beside it",
+    ),
+]
 _THREADS_TEXT = "OMP_NUM_THREADS, else one for each physical core"
 Threads = Annotated[
     int | None, typer.Option(help="Threads of torch.", min=1, metavar="INT", show_default=_THREADS_TEXT)
@@ -166,6 +175,11 @@ def own_sampling(
         return params, None
     values = ", ".join(f"{name} {value:g}" for name, value in own.items())
     return replace(params, **own), f"sampling as the model's files recommend: {values}"  # type: ignore[arg-type]
+
+
+def template_text(file: Path | None) -> str | None:
+    """Return the text of --chat-template, before a model is loaded. Raises ConfigError if it cannot be read."""
+    return None if file is None else read_template(file, ConfigError)
 
 
 def set_threads(threads: int | None) -> None:

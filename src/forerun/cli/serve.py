@@ -87,6 +87,7 @@ def serve(
     draft_model: DraftModelName = None,
     speculative_config: SpeculativeConfig = None,
     served_model_name: ServedName = None,
+    chat_template: options.ChatTemplate = None,
     server: Annotated[ServerOptions, Flags(leave_out=_FIXED, typed=_SERVER_TYPED, panel="Server")],
     ray: Annotated[RayOptions, Flags(leave_out=("ray_timeout",), typed=options.RAY_TYPED, panel="Ray")],
     settings: Annotated[LLMOptions, Flags(typed=(*_LLM_TYPED, *options.LLM_TYPED))],
@@ -108,6 +109,7 @@ def serve(
         )
     name = served_model_name or model
     llm = asdict(settings) | {"max_batch": engine.max_batch, "prefill_chunk": engine.prefill_chunk}
+    llm["chat_template"] = options.template_text(chat_template)
     if ray.ray:
         ray = replace(ray, replica_threads=ray.replica_threads or threads)
         _serve_on_ray(ServePlan.of(model, name, drafters, llm, server, ray), ray)

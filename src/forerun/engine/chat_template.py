@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence as Seq
-from contextlib import suppress
+from copy import copy
+from itertools import count
 from numbers import Number
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
+from forerun.chat.messages import check_roles, forms_of, key_to_continue, read_message
 from forerun.engine.request_checks import check_length, check_text, excess_characters, naming_prompt
-from forerun.errors import ContextLengthError, PromptError
+from forerun.errors import ConfigError, ContextLengthError, PromptError
 from forerun.models import LanguageModel
 from forerun.utils.children import RENDERERS, TaskLimitError
+from forerun.utils.json_file import read_template
 from forerun.utils.library_tokenizer import writes_chats_itself
 from forerun.utils.vocabulary import encode_text
 
@@ -65,6 +69,24 @@ def split_chats(messages: Seq[Message] | Seq[Seq[Message]]) -> tuple[list[Prompt
     return split, single
 
 
+def with_template(tokenizer: Any, given: str | Path) -> Any:
+    """Return a tokenizer with another chat template.
+
+    given: the text of the template, or its file.
+
+    Raises:
+        ConfigError: the file cannot be read, or the tokenizer writes chats without a template.
+    """
+    template = given if isinstance(given, str) and "{" in given else read_template(given, ConfigError)
+    if tokenizer is None or writes_chats_itself(tokenizer):
+        raise ConfigError(
+            "A chat template was given, but the model has no tokenizer that reads one. Leave chat_template out."
+        )
+    made = copy(tokenizer)
+    made.chat_template = template
+    return made
+
+
 def template_of(given: Mapping[str, Any] | None, options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return what a chat template is given, and the options that are not for it."""
     template = {name: options[name] for name in TEMPLATE_OPTIONS if options.get(name) is not None}
@@ -116,10 +138,7 @@ def encode(
         text = prompt
         check_text(text, PromptError, "The prompt")
     else:
-        messages = [_message(entry, index) for index, entry in enumerate(prompt)]
-        if "chat_template" not in template_options:
-            check_template(tokenizer, name, template_options.get("tools"))
-        text = _rendered(tokenizer, messages, {"add_generation_prompt": True, **template_options}, name)
+        text = _rendered(tokenizer, list(map(read_message, prompt, count())), template_options, name)
         check_text(text, PromptError, "The chat")
     if model is not None and (excess := excess_characters(text, tokenizer, model, says_why=True)):
         raise ContextLengthError(f"The prompt has {excess}. Shorten the prompt.")
@@ -127,76 +146,117 @@ def encode(
 
 
 def _rendered(tokenizer: Any, messages: list[dict[str, Any]], given: Mapping[str, Any], name: str) -> str:
-    """Return a chat as its template writes it. Templates of models that also see may read lists of parts alone, and
-    leave out or refuse a content that is text: they are given lists."""
-    said = next((str(each["content"] or "").strip() for each in reversed(messages) if each["role"] == "user"), "")
-    text = None
-    failure = None
-    try:
-        text = apply_template(tokenizer, messages, **given)
-    except TaskLimitError as error:
+    """Return a chat as its template writes it, in the first form of the messages of which each leaves a trace."""
+    template = _template_of(tokenizer, given, name)
+    check_roles(messages, template)
+    options = _checked_options(given, "" if writes_chats_itself(tokenizer) else template, name)
+    asked = options.pop("continue_final_message", False)
+    open_key = key_to_continue(messages, asked) if asked else None
+    failure: Exception | None = None
+    lost: list[int] = []
+    for number, form in enumerate(forms_of(messages, template)):
+        try:
+            text, missing = _render(tokenizer, form, options, open_key, is_traced=True, is_first=not number)
+        except TaskLimitError as error:
+            raise PromptError(
+                f"The chat template of {name} {error} for these messages. Send fewer, or take another template."
+            ) from None
+        except Exception as error:  # a template may raise anything
+            failure = failure or error
+        else:
+            is_printed = "{'type': 'text'" in text and isinstance(form[-1]["content"], list)
+            if not missing and not is_printed:
+                return text
+            lost = lost or missing
+    if lost:
         raise PromptError(
-            f"The chat template of {name} {error} for these messages. Send fewer, or take another template."
-        ) from None
-    except Exception as error:  # a template may raise anything
-        failure = error
-    if text is None or said not in text:
-        in_parts = [{**each, "content": [{"type": "text", "text": each["content"] or ""}]} for each in messages]
-        with suppress(Exception):
-            listed = apply_template(tokenizer, in_parts, **given)
-            if said in listed and "{'type': 'text'" not in listed:  # a list that was printed
-                return listed
-    if text is None:
-        raise PromptError(f"The chat template of {name} refused the messages: {failure}") from failure
-    return text
+            f"Message {lost[0]} of the chat, of the role {messages[lost[0]]['role']!r}, leaves no trace in the prompt, "
+            f"or its calls do not, or thinking that is to be continued: the chat template of {name} does not read it. "
+            "Leave it out, put its text into another message, or take another template."
+        )
+    raise PromptError(f"The chat template of {name} refused the messages: {failure}") from failure
+
+
+def _template_of(tokenizer: Any, given: Mapping[str, Any], name: str) -> str:
+    """Return the text of a template that is given, as such or by its name, or else that of the tokenizer."""
+    if (chosen := given.get("chat_template")) is None:
+        return check_template(tokenizer, name, given.get("tools"))
+    named = getattr(tokenizer, "chat_template", None)
+    return str(named.get(chosen, chosen) if isinstance(named, Mapping) else chosen)
+
+
+def _checked_options(given: Mapping[str, Any], template: str, name: str) -> dict[str, Any]:
+    """Return what a template is given, with an opening of the answer unless the last message is continued.
+
+    template: empty if it is unknown what it reads.
+
+    Raises:
+        PromptError: both are asked for, or what the template does not read.
+    """
+    continues = bool(given.get("continue_final_message"))
+    if continues and given.get("add_generation_prompt"):
+        raise PromptError(
+            "continue_final_message and add_generation_prompt are both true: the last message cannot be continued and "
+            "followed by another one. Leave one of them out."
+        )
+    options = {"add_generation_prompt": not continues, **given}
+    needed = {"tools": options.get("tools"), "documents": options.get("documents")}
+    needed["add_generation_prompt"] = not options["add_generation_prompt"] and not continues
+    if odd := next((option for option, value in needed.items() if value and template and option not in template), None):
+        raise PromptError(f"The chat template of {name} does not read {odd}: it would be ignored. Leave it out.")
+    return options
+
+
+def _render(
+    tokenizer: Any,
+    messages: Seq[Message],
+    given: Mapping[str, Any],
+    open_key: str | None = None,
+    *,
+    is_traced: bool = False,
+    is_first: bool = True,
+) -> tuple[str, list[int]]:
+    """Return the text of a chat, and the indices of messages that leave no trace in it. A child process makes it, since
+    a template is a program.
+
+    Args:
+        open_key, is_traced: as of the process's `render_template`.
+        is_first: of the forms of these messages; others have less time.
+
+    Raises:
+        TaskLimitError, Exception: as `apply_template`.
+    """
+    if writes_chats_itself(tokenizer):
+        more = {} if open_key is None else {"continue_final_message": open_key}
+        return str(tokenizer.apply_chat_template(messages, tokenize=False, **given, **more)), []
+    tools = given.get("tools")
+    options = {**tokenizer.special_tokens_map, **given}
+    options.pop("chat_template", None)
+    if tools is not None:
+        from transformers.utils import get_json_schema
+
+        options["tools"] = [get_json_schema(tool) if callable(tool) else tool for tool in tools]
+    arguments = {
+        "template": _template_of(tokenizer, given, "the tokenizer"),
+        "messages": [*messages],
+        "given": options,
+        "open_key": open_key,
+        "is_traced": is_traced,
+    }
+    fields, text = RENDERERS.perform("render", arguments, seconds=_RENDER_SECONDS if is_first else _RENDER_SECONDS / 8)
+    return text.decode("utf-8", "surrogatepass"), fields["lost"]
 
 
 def apply_template(tokenizer: Any, messages: Seq[Message], **given: Any) -> str:
-    """Return the text of `tokenizer.apply_chat_template`, which a child process makes: a template is a program.
+    """Return the text of `tokenizer.apply_chat_template`.
 
     Raises:
         TaskLimitError: it takes too much time or memory.
         Exception: what the template, or the tokenizer's class, raises.
     """
-    if writes_chats_itself(tokenizer):
-        return str(tokenizer.apply_chat_template(messages, tokenize=False, **given))  # a library's, of no template
-    tools = given.get("tools")
-    template = tokenizer.get_chat_template(given.get("chat_template"), tools)
-    others = {key: value for key, value in given.items() if key not in ("chat_template", "tools")}
-    options = {**tokenizer.special_tokens_map, **others}
-    if tools is not None:
-        from transformers.utils import get_json_schema
-
-        options["tools"] = [get_json_schema(tool) if callable(tool) else tool for tool in tools]
-    arguments = {"template": template, "messages": [*messages], "given": options}
-    _, text = RENDERERS.perform("render", arguments, seconds=_RENDER_SECONDS)
-    return text.decode("utf-8", "surrogatepass")
-
-
-def _message(entry: Any, index: int) -> dict[str, Any]:
-    """Return a message as chat templates read it, with its parts of text joined."""
-    message = dict(entry)
-    if "role" not in message or "content" not in message:
-        raise PromptError(f"Message {index} of the chat needs both 'role' and 'content'.")
-    content = message["content"]
-    if isinstance(content, Seq) and not isinstance(content, str):
-        if not all(map(_is_text, content)):
-            raise PromptError(
-                f"The content of message {index} of the chat has parts that are not text. Pictures, sound and files "
-                'are not read: give {"type": "text", "text": "..."} alone.'
-            )
-        message["content"] = "".join(part["text"] for part in content)
-    elif content is not None and not isinstance(content, str):
-        raise PromptError(
-            f"The content of message {index} of the chat is of type {type(content).__name__}. "
-            "Give text, or a list of parts of text."
-        )
-    return message
-
-
-def _is_text(part: Any) -> bool:
-    kind = part.get("type", "text") if isinstance(part, Mapping) else None
-    return kind in ("text", "input_text", "output_text") and isinstance(part.get("text"), str)
+    asked = given.pop("continue_final_message", None)
+    plain = [{key: value for key, value in message.items() if value is not None} for message in messages]
+    return _render(tokenizer, plain, given, "content" if asked is True else asked or None)[0]
 
 
 def check_template(tokenizer: Any, name: str, tools: Seq[Any] | None = None) -> str:
@@ -213,7 +273,8 @@ def check_template(tokenizer: Any, name: str, tools: Seq[Any] | None = None) -> 
     if not (templates := getattr(tokenizer, "chat_template", None)):
         raise PromptError(
             f"{name} has no chat template, so a chat cannot be put to it. Take a model that was made for chats, put "
-            "the template of this one beside its tokenizer (chat_template.jinja), or give the prompt as text."
+            "the template of this one beside its files (chat_template.jinja), give one (--chat-template), or give the "
+            "prompt as text."
         )
     if not isinstance(templates, Mapping):
         return str(templates)

@@ -31,7 +31,16 @@ from forerun.config import (
 )
 from forerun.drafters import Binding, Drafter, check_drafter_text, chosen_drafter, make_drafter
 from forerun.drafters.parse_text import drafter_of_vllm
-from forerun.engine.chat_template import Message, Prompt, encode, one_prompt, split_chats, split_prompts, template_of
+from forerun.engine.chat_template import (
+    Message,
+    Prompt,
+    encode,
+    one_prompt,
+    split_chats,
+    split_prompts,
+    template_of,
+    with_template,
+)
 from forerun.engine.engine import Engine
 from forerun.engine.kv_cache_manager import bound_memory
 from forerun.engine.memory_division import MemoryPlan, bounded
@@ -184,6 +193,7 @@ class LLM(Closing, Hinted):
         prefix_reuse: "on" keeps keys and values of prompts and answers for requests that begin alike, while memory
             suffices; "off" keeps none; "auto" does where the model is exact, so that it changes no bit.
         tokenizer: replaces the one beside the target; or the folder or id that it is beside.
+        chat_template: a chat template in place of the model's: its text, or the path of its file.
         adapter: the folder of a PEFT LoRA adapter, merged into the target when it is loaded (extra `peft`). A tokenizer
             beside it replaces the target's, whose tokens it must have.
         quantize: "int8" or "int4", what the target's weights are kept in; `dtype` is the number format of everything
@@ -227,6 +237,7 @@ class LLM(Closing, Hinted):
         cache_memory: float | None = None,
         prefix_reuse: str = AUTO,
         tokenizer: Any = None,
+        chat_template: str | Path | None = None,
         adapter: str | Path | None = None,
         quantize: str | None = None,
         quantization: str | None = None,
@@ -259,6 +270,8 @@ class LLM(Closing, Hinted):
             kv_cache_dtype=kv_cache_dtype,
             max_model_len=max_model_len,
         )
+        if chat_template is not None:
+            self.tokenizer = with_template(self.tokenizer, chat_template)
         own_seed = None if seed is None else seed ^ _DRAFTER_SEED
         self._add_drafter(drafter, config, max_model_len, own_seed, num_draft_tokens is None)
 

@@ -29,7 +29,7 @@ from forerun.models.loading.gguf.configuration import ROPE_FACTORS, llama3_facto
 from forerun.models.loading.gguf.file import GgufFile
 from forerun.models.loading.gguf.source import GgufSource
 from forerun.models.loading.gguf.token_list import NAMED, PREFIX, TOKENS, TYPES, TokenType
-from forerun.models.loading.gguf.tokenizer import CHAT_TEMPLATE, MODEL, PRE_TOKENIZER, SPLIT_RULES
+from forerun.models.loading.gguf.tokenizer import CHAT_TEMPLATE, CHAT_TEMPLATES, MODEL, PRE_TOKENIZER, SPLIT_RULES
 from forerun.models.loading.source import find_source
 from forerun.utils.files import atomic_file, refuse_to_overwrite
 from forerun.utils.vocabulary import backend, tokens_by_id
@@ -156,8 +156,13 @@ def written_tokenizer(tokenizer: Any, name: str, vocab_size: int, pre: str | Non
     for role, index in roles.items():
         if index is not None and index < vocab_size:
             keys[PREFIX + NAMED[role]] = Value(int(index), (_UINT32,))
-    if isinstance(tokenizer.chat_template, str):
-        keys[CHAT_TEMPLATE] = Value(tokenizer.chat_template, (_STRING,))
+    templates = tokenizer.chat_template or {}
+    named = {"default": templates} if isinstance(templates, str) else {**templates}
+    if default := named.pop("default", None):
+        keys[CHAT_TEMPLATE] = Value(default, (_STRING,))
+    if named:
+        keys[CHAT_TEMPLATES] = Value([*named], (_ARRAY, _STRING))
+        keys |= {f"{CHAT_TEMPLATE}.{name}": Value(text, (_STRING,)) for name, text in named.items()}
     return keys
 
 

@@ -68,11 +68,76 @@ def _templates() -> Any:
     return chat_template_utils
 
 
-def render_template(blob: bytes, template: str, messages: list[Any], given: dict[str, Any]) -> Answer:
-    """Return the text that a chat template makes of messages in Transformers' sandbox."""
-    normalized = getattr(_templates(), "_normalize_chat_messages", list)(messages)  # as `apply_chat_template` does
-    (text,), _ = _templates().render_jinja_template([normalized], chat_template=template, **given)
-    return {}, text.encode("utf-8", "surrogatepass")
+_END, _TRACE = "7041720071", "704170{}{:06}071407"
+"""Marks of digits, which no template changes: where a text ends, and in a message, by its index."""
+_THOUGHTS = ("reasoning_content", "reasoning", "thinking")
+
+
+def render_template(
+    blob: bytes, template: str, messages: list[Any], given: dict[str, Any], open_key: str | None, is_traced: bool
+) -> Answer:
+    """Return the text that a chat template makes of messages in Transformers' sandbox.
+
+    Args:
+        open_key: of the last message, at the end of whose text the whole text ends; None if the template ends it.
+        is_traced: return the indices of the messages that leave no trace in the text, too.
+    """
+    from jinja2 import TemplateSyntaxError
+
+    def rendered(chat: list[Any]) -> str:
+        (text,), _ = _templates().render_jinja_template([chat], chat_template=template, **given)
+        return str(text)
+
+    *before, last = messages
+    try:
+        text = rendered([*before, _marked(last, open_key, _END)] if open_key else messages)
+    except TemplateSyntaxError as error:
+        raise ValueError(f"it is no Jinja template, by its line {error.lineno}: {error.message}") from None
+    if open_key:
+        text, mark, _ = text.rpartition(_END)
+        if not mark:
+            raise ValueError(f"it does not write the {open_key} of the last message, to go on from there")
+    lost: list[int] = []
+    if is_traced:
+        with suppress(Exception):  # a template that reads texts may refuse those with marks
+            traced = [
+                _traced(message, index, is_open=bool(open_key) and message is last)
+                for index, message in enumerate(messages)
+            ]
+            traces = rendered([message for message, _ in traced])
+            lost = [
+                index
+                for index, (_, marks) in enumerate(traced)
+                if not all(mark in traces or (instead and instead in text) for mark, instead in marks.items())
+            ]
+    return {"lost": lost}, text.encode("utf-8", "surrogatepass")
+
+
+def _traced(message: dict[str, Any], index: int, *, is_open: bool) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return a message with a mark in each text that must be in the prompt, and the marks, each with what may be there
+    in its place: of a call its id. Text beside calls may be left out, and thinking unless the message goes on."""
+    calls = message.get("tool_calls") or []
+    content = message.get("content")
+    keys = [] if content is None or calls else ["content"]
+    keys += [key for key in _THOUGHTS if is_open and message.get(key)][:1]
+    marks = {}
+    for key in keys:
+        marks[mark := _TRACE.format(int(key == "content"), index)] = ""
+        message = _marked(message, key, mark)
+    named = []
+    for place, call in enumerate(calls):
+        function = call.get("function", call)
+        marks[mark := _TRACE.format(place + 2, index)] = str(call.get("id") or "")
+        named.append({**call, "function": _marked(function, "name", mark)})
+    return ({**message, "tool_calls": named} if named else message), marks
+
+
+def _marked(message: dict[str, Any], key: str, mark: str) -> dict[str, Any]:
+    """Return a message with a mark at the end of a text, or of its last part."""
+    value = message[key]
+    if not isinstance(value, str):
+        return {**message, key: [*value[:-1], _marked(value[-1], "text", mark)]}
+    return {**message, key: value + mark}
 
 
 # Tokenizers, by the digest of their tokenizer.json

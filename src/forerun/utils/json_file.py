@@ -26,6 +26,7 @@ ErrorType = Callable[[str], Exception]
 
 MAX_BYTES = 1 << 28
 _CHUNK = 1 << 20
+MAX_TEMPLATE = 1 << 20
 REMEDY = "Write or download it anew."
 REQUIRED: Any = object()
 """As a default: the key must be there."""
@@ -68,6 +69,15 @@ def read_bytes(path: str | Path, error: ErrorType, *, remedy: str = REMEDY, max_
     if len(content) > max_bytes:
         raise error(f"{path}: it is larger than {max_bytes:,} bytes, which no such file is. {remedy}")
     return bytes(content)
+
+
+def read_template(path: str | Path, error: ErrorType) -> str:
+    """Return the text of a file that holds a chat template. Raises as `read_bytes`, and if it is not UTF-8."""
+    remedy = "Give the file of a chat template, in Jinja."
+    try:
+        return read_bytes(path, error, remedy=remedy, max_bytes=MAX_TEMPLATE).decode("utf-8")
+    except UnicodeDecodeError as failure:
+        raise error(f"{path}: it is not UTF-8 (byte {failure.start:,}). {remedy}") from None
 
 
 def parse_json(content: str | bytes, place: str, error: ErrorType, *, remedy: str = REMEDY) -> Any:

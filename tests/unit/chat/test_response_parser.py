@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterable
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given, strategies as st
@@ -191,6 +192,34 @@ def test_a_former_answer_in_the_prompt_is_none_of_this_one() -> None:
 def test_thinking_that_the_prompt_begins(end: str) -> None:
     parser = ResponseParser(form(CASES["hermes"].written), CHATML + "<think>" + end, TOOLS, "request")
     assert parser.kind == "reasoning" and parser.push("Hm. ") == [Delta("reasoning", "Hm.")]
+
+
+@pytest.mark.parametrize("size", [1, 5, 99])
+@pytest.mark.parametrize(
+    ("written", "begun", "text", "expected"),
+    [
+        (CASES["hermes"].written, "one, two", " three <x", (" three <x", None, [])),
+        (CASES["hermes"].written, "if a <", " b: c", (" b: c", None, [])),
+        (CASES["hermes"].written, "<think>\nHm, a", " b\n</think>\n\nSo.", ("So.", " b", [])),
+        ("<think></think>", "<think>\nHm, a", " b\n</think>\n\nSo.", ("So.", " b", [])),
+        (
+            CASES["hermes"].written,
+            'See:\n<tool_call>\n{"name": "weather", "arguments": {"city": "Pa',
+            'ris", "days": 3}}\n</tool_call>',
+            (None, None, [("weather", {"city": "Paris", "days": 3})]),
+        ),
+    ],
+    ids=["text", "half a mark", "thinking", "thinking without an anchor", "a call"],
+)
+def test_a_message_that_goes_on(written: str, begun: str, text: str, expected: tuple[Any, ...], size: int) -> None:
+    thinks = begun.startswith("<think>")
+    parser = ResponseParser(form(written), CHATML + begun, TOOLS, "request", goes_on_thinking=thinks)
+    deltas = [delta for at in range(0, len(text), size) for delta in parser.push(text[at : at + size])]
+    deltas += parser.push("", last=True)
+    message = ParsedMessage(parser.content, parser.reasoning or None, parser.calls)
+    assert (message.content, message.reasoning, called(message)) == expected
+    told = joined(deltas)
+    assert told.get(("content", 0)) == expected[0] and told.get(("reasoning", 0)) == expected[1]
 
 
 def test_thinking_that_the_prompt_has_ended() -> None:

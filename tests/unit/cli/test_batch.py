@@ -156,3 +156,11 @@ def test_a_run_that_is_killed_again_and_again_ends_with_the_same_bytes(tmp_path:
     assert last.wait(240) == 0
     assert (tmp_path / "out").read_bytes() == (tmp_path / "undisturbed").read_bytes()
     assert not journal.exists()
+
+
+def test_a_chat_template_of_a_file(
+    invoke: Any, opened: list[dict[str, Any]], files: tuple[str, str], tmp_path: Path
+) -> None:
+    (tmp_path / "it.jinja").write_text("{{ messages }}")
+    result = invoke("batch", *files, "--model", "bundled", "--chat-template", str(tmp_path / "it.jinja"))
+    assert result.exit_code == 0 and opened[-1]["chat_template"] == "{{ messages }}"

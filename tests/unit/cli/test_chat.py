@@ -411,3 +411,14 @@ def test_where_standard_output_is_no_terminal_the_prompt_goes_to_standard_error(
     with pytest.raises(EOFError):
         command.terminal_line("> ")
     assert capsys.readouterr() == ("", "> > ")
+
+
+def test_a_chat_template_of_a_file(invoke: Invoke, opened: dict[str, Any], tmp_path: Path) -> None:
+    flags = ["--chat-template", str(tmp_path / "it.jinja")]
+    result = invoke("chat", "some/model", *flags, input="one\n")
+    assert result.exit_code == 2 and "it.jinja: it cannot be read" in result.stderr
+    (tmp_path / "it.jinja").write_text("{{ messages }}")
+    assert (
+        invoke("chat", "some/model", *flags, input="one\n").exit_code == 0
+        and opened["chat_template"] == "{{ messages }}"
+    )

@@ -460,3 +460,11 @@ def test_several_processes_are_refused_before_a_model_is_loaded(
     result = invoke("serve", "bundled", flag, "2")
     assert result.exit_code == 2 and "model" not in opened
     assert "tensor_parallel_size is 2, but forerun computes a model in one process." in " ".join(result.stderr.split())
+
+
+def test_a_chat_template_of_a_file(invoke: Invoke, opened: dict[str, Any], tmp_path: Path) -> None:
+    flags = ["--chat-template", str(tmp_path / "it.jinja")]
+    result = invoke("generate", "a prompt", *flags)
+    assert result.exit_code == 2 and "it.jinja: it cannot be read" in result.stderr
+    (tmp_path / "it.jinja").write_text("{{ messages }}")
+    assert invoke("generate", "a prompt", *flags).exit_code == 0 and opened["chat_template"] == "{{ messages }}"

@@ -185,3 +185,9 @@ def test_a_file_may_name_no_cluster(tmp_path: Path) -> None:
     file.write_text('[serve]\nray = true\nray_address = "10.0.0.1:6379"\n')
     done = RUNNER.invoke(app, ["--config", str(file), "serve", "bundled"])
     assert done.exit_code == 2 and "a cluster may run any code here" in " ".join(done.output.split())
+
+
+def test_a_chat_template_of_a_file(started: list[Any], tmp_path: Path) -> None:
+    (tmp_path / "it.jinja").write_text("{{ messages }}")
+    done = RUNNER.invoke(app, ["serve", "bundled", "--port", "0", "--chat-template", str(tmp_path / "it.jinja")])
+    assert done.exit_code == 0 and started[-1]["chat_template"] == "{{ messages }}"

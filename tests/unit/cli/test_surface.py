@@ -14,7 +14,7 @@ from .conftest import Invoke
 
 COMMANDS = 39
 FLAGS = {
-    "generate": 25, "chat": 16, "serve": 30, "batch": 15,
+    "generate": 26, "chat": 17, "serve": 31, "batch": 16,
     "demo": 9, "audit": 11, "try": 2, "tune": 11, "bench": 84,
     "train": 48, "export": 11,
     "cache": 3, "drafters": 2, "fetch": 3, "index": 8, "info": 5, "options": 0, "plan": 12, "quantize": 4,

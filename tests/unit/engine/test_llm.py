@@ -2,6 +2,7 @@
 
 import gc
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -165,7 +166,7 @@ def test_an_error_reaches_the_caller_and_the_next_call_works(fake: FakeModel) ->
         (5, "type int"),
         ({"role": "user"}, "type dict"),
         ([{"content": "a"}], "both 'role' and 'content'"),
-        ([{"role": "nobody", "content": "a"}], "no such role"),
+        ([{"role": "nobody", "content": "a"}], "role .nobody., which is not known"),
         ([1] * 5000, "Shorten"),
         ([11], "outside the vocabulary"),
     ],
@@ -273,3 +274,19 @@ def test_a_model_is_computed_in_one_process(fake: FakeModel, size: int) -> None:
 def test_another_librarys_model_in_memory_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"a Linear of another library's .*Speculative\(\)"):
         LLM(nn.Linear(2, 2), None)  # type: ignore[arg-type]
+
+
+def test_a_chat_template_is_given(fake: FakeModel, tmp_path: Path) -> None:
+    tokenizer = byte_level()
+    model = FakeModel(len(tokenizer), seed=3)
+    template = "{% for m in messages %}{{ m.content }}!{% endfor %}"
+    file = tmp_path / "it.jinja"
+    file.write_text(template)
+    for given in (template, file, str(file)):
+        llm = LLM(model, None, tokenizer=tokenizer, chat_template=given)
+        assert llm.encode([{"role": "user", "content": "hello"}]) == tokenizer("hello!")["input_ids"]
+    assert not tokenizer.chat_template
+    with pytest.raises(ConfigError, match="cannot be read"):
+        LLM(model, None, tokenizer=tokenizer, chat_template="nowhere.jinja")
+    with pytest.raises(ConfigError, match="no tokenizer that reads one"):
+        LLM(fake, None, chat_template=template)

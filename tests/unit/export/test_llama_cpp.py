@@ -24,7 +24,11 @@ from gguf_files import write_gguf
 from gguf_metadata import byte_level
 
 IDS = torch.tensor([[3, 14, 15, 92, 65]])
-METADATA = byte_level("llama-bpe", add_bos_token=True) | {"tokenizer.chat_template": "{{ messages }}"}
+METADATA = byte_level("llama-bpe", add_bos_token=True) | {
+    "tokenizer.chat_template": "{{ messages }}",
+    "tokenizer.chat_templates": ["tool_use"],
+    "tokenizer.chat_template.tool_use": "{{ tools }}",
+}
 NUM_TOKENS = len(METADATA["tokenizer.ggml.tokens"])
 ROPE = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "rope_theta": 5e5}
 ROPE["original_max_position_embeddings"] = 8192
@@ -100,7 +104,8 @@ def test_a_target_with_its_own_tokenizer(draft: Path, tmp_path: Path) -> None:
     ours, text = load_tokenizer(draft), "hello wo 123'S<tool></s>\n  é 日"
     theirs = load_tokenizer(out)
     assert theirs(text)["input_ids"] == ours(text)["input_ids"]
-    assert theirs.chat_template == ours.chat_template and theirs.eos_token_id == ours.eos_token_id == 0
+    assert theirs.chat_template == ours.chat_template == {"default": "{{ messages }}", "tool_use": "{{ tools }}"}
+    assert theirs.eos_token_id == ours.eos_token_id == 0
     assert GgufFile.open(out).metadata["tokenizer.ggml.pre"] == "llama-bpe"
     assert "-md" in export_llama_cpp(draft, tmp_path / "draft.gguf", out).command  # and it drafts for itself
 

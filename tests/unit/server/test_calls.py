@@ -47,7 +47,9 @@ class Writer(FakeModel):
 def tokenizer_of(name: str, case: Case) -> Any:
     made = byte_level()
     made.add_special_tokens({"additional_special_tokens": SPECIAL.get(name, [])})
-    said = "{{ messages[-1].content }}{% for tool in tools or [] %}{{ tool.function.name }};{% endfor %}"
+    calls = "{% for call in message.tool_calls or [] %}{{ call.function.name }}{% endfor %}"
+    said = f"{{% for message in messages %}}{{{{ message.content }}}}{calls}{{% endfor %}}"
+    said += "{% for tool in tools or [] %}{{ tool.function.name }};{% endfor %}"
     made.chat_template = f"{{# {case.written} #}}{said}{{{{ {json.dumps(case.prompt)} }}}}"
     return made
 
@@ -193,6 +195,14 @@ def test_turns_of_responses_are_messages_of_a_chat() -> None:
             {"role": "tool", "tool_call_id": "1", "content": "dry"},
         ]
     ]
+
+
+def test_developers_and_thinking_that_was_cut() -> None:
+    thought = {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "hm"}]}
+    turns = [{"role": "developer", "content": "a"}, thought, {"role": "user", "content": "b"}, thought]
+    (chat,) = validated(ResponseBody, {"input": turns}).request(4096, {}, KeptResponses(0, 0)).prompts
+    cut = {"role": "assistant", "content": "", "reasoning_content": "hm"}
+    assert chat == [{"role": "developer", "content": "a"}, cut, {"role": "user", "content": "b"}, cut]
 
 
 def test_a_response_template_of_ones_own(tmp_path: Path) -> None:

@@ -73,6 +73,41 @@ def test_an_answer(served: Served, http: httpx.Client, speculative: bool) -> Non
     assert counted == {"input_tokens": len(twin.prompt_token_ids)}
 
 
+def test_a_last_message_of_the_assistant_goes_on(served: Served, http: httpx.Client) -> None:
+    messages = [*TALK["messages"], {"role": "assistant", "content": "a wor"}]
+    params = SamplingParams(temperature=0, max_tokens=9)
+    twin = served.llm.chat(messages, params, continue_final_message=True)
+    assert served.llm.tokenizer.decode(twin.prompt_token_ids) == "user: hello\nassistant: a wor"
+    in_blocks = [*TALK["messages"], {"role": "assistant", "content": [{"type": "text", "text": "a wor"}]}]
+    for given in (messages, in_blocks):
+        answer = http.post(URL, json={**TALK, "messages": given}).json()
+        assert answer["content"] == [{"type": "text", "text": twin.text}]
+        assert (
+            joined(events_of(http.post(URL, json={**TALK, "messages": given, "stream": True}).text))[0]
+            == answer["content"]
+        )
+        counted = http.post(f"{URL}/count_tokens", json={"messages": given}).json()
+        assert counted == {"input_tokens": len(twin.prompt_token_ids)}
+    chat = {**TALK, "messages": messages, "continue_final_message": True}
+    for fields in ({}, {"add_generation_prompt": False}):
+        answer = http.post("/v1/chat/completions", json={**chat, **fields}).json()
+        assert answer["choices"][0]["message"]["content"] == twin.text
+    anew = http.post("/v1/chat/completions", json={**chat, "continue_final_message": False}).json()
+    assert anew["usage"]["prompt_tokens"] == len(served.llm.encode(messages)) > len(twin.prompt_token_ids)
+    refused = http.post("/v1/chat/completions", json={**chat, "messages": TALK["messages"]})
+    assert refused.status_code == 400 and refused.json()["error"]["param"] == "messages"
+    both = http.post("/v1/chat/completions", json={**chat, "add_generation_prompt": True})
+    assert both.status_code == 400 and both.json()["error"]["param"] == "continue_final_message"
+
+
+def test_a_result_that_is_an_error_is_told_as_one() -> None:
+    results: list[dict[str, Any]] = [{"is_error": True, "content": "no city"}, {"is_error": True}, {"content": "dry"}]
+    blocks = [{"type": "tool_result", "tool_use_id": "1", **result} for result in results]
+    body = validated(MessagesBody, {**TALK, "messages": [{"role": "user", "content": blocks}]})
+    (chat,) = body.request(4096, {}).prompts
+    assert [message["content"] for message in chat] == ["Error: no city", "Error", "dry"]
+
+
 def test_an_answer_by_a_schema(served: Served, http: httpx.Client) -> None:
     pytest.importorskip("llguidance")
     schema = {"type": "object", "properties": {"city": {"enum": ["Oslo", "Lima"]}}, "required": ["city"]}

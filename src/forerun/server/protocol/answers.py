@@ -183,8 +183,7 @@ class Asked:
         request = self.request
         if form is None:
             return PlainText()
-        end = self.texts.prompt_end(self.prompts[prompt])
-        return ResponseParser(form, end, request.tools, self.name + suffix, one_call=request.one_call)
+        return request.parser(form, self.texts, self.prompts[prompt], self.name + suffix)
 
 
 @dataclass(slots=True)

@@ -49,8 +49,6 @@ WITHOUT_EFFECT: Mapping[str, tuple[Any, ...]] = {
     "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True,),
     "include_stop_str_in_output": (False,),
-    "add_generation_prompt": (True,),
-    "continue_final_message": (False,),
     "verbosity": ("medium",),
     "background": (False,),
     "truncation": ("disabled",),

@@ -53,6 +53,7 @@ class ToolResult(TypedDict):
     type: Literal["tool_result"]
     tool_use_id: str
     content: NotRequired[str | TextParts]
+    is_error: NotRequired[bool | None]
 
 
 Block = Annotated[TextPart | ThinkingBlock | ToolUse | ToolResult, Field(discriminator="type")]
@@ -131,6 +132,7 @@ class MessagesBody(GenerationBody):
             params,
             stream=bool(self.stream),
             template_options=self._template_options(),
+            ending=self._ending(),
             tools=tools,
             one_call=choice.disable_parallel_tool_use,
             forced=Forced.by(choice.type, choice.name, tools, params.grammar),
@@ -139,6 +141,10 @@ class MessagesBody(GenerationBody):
     def _template_options(self) -> dict[str, Any]:
         options = {} if self.thinking is None else {"enable_thinking": self.thinking.type != "disabled"}
         return with_effort(options, None if self.output_config is None else self.output_config.effort)
+
+    def _ending(self) -> dict[str, bool]:
+        """Return how the prompt ends: a last message of the assistant is continued, as Anthropic's API does."""
+        return {"continue_final_message": True} if self.messages and self.messages[-1]["role"] == "assistant" else {}
 
     def _chat(self) -> list[dict[str, Any]]:
         """Return the messages of a chat."""
@@ -154,7 +160,7 @@ class CountBody(MessagesBody):
     def answer(self, service: Any) -> dict[str, Any]:
         """Return the number of the prompt's tokens. Raises RequestBodyError."""
         tools = {"tools": [*chat_tools(self.tools, "input_schema")]} if self.tools else {}
-        options = self._template_options() | tools
+        options = self._template_options() | self._ending() | tools
         target = service.llm.target
         try:
             ids = encode(self._chat(), service.llm.tokenizer, target.name, options, model=target)
@@ -173,11 +179,10 @@ def _messages(role: str, content: str | list[Any]) -> Iterator[dict[str, Any]]:
         return
     texts, thoughts, uses, results = ([block for block in content if block["type"] == kind] for kind in _KINDS)
     for result in results:
-        yield {
-            "role": "tool",
-            "tool_call_id": result["tool_use_id"],
-            "content": content_text(result.get("content", "")),
-        }
+        told = content_text(result.get("content", ""))
+        if result.get("is_error"):
+            told = f"Error: {told}" if told else "Error"
+        yield {"role": "tool", "tool_call_id": result["tool_use_id"], "content": told}
     message: dict[str, Any] = {"role": role, "content": content_text(texts)}
     if thoughts:
         message["reasoning_content"] = "".join(block["thinking"] for block in thoughts)

@@ -83,9 +83,10 @@ class ModelTexts:
         """Return id -> text of the special tokens that an answer's text must show to be parsed."""
         return {} if form is None or self.texts is None else form.markup(self.texts.special)
 
-    def prompt_end(self, token_ids: Seq[int]) -> str:
-        """Return the text of a prompt's last tokens, with special ones."""
-        return str(self.tokenizer.decode([*token_ids[-_PROMPT_END:]], clean_up_tokenization_spaces=False))
+    def prompt_end(self, token_ids: Seq[int], num_begun: int = 0) -> str:
+        """Return the text of a prompt's last tokens, with special ones. num_begun: of those, at most, an answer's."""
+        last = token_ids[-_PROMPT_END - num_begun :]
+        return str(self.tokenizer.decode([*last], clean_up_tokenization_spaces=False))
 
     @cached_property
     def names(self) -> TokenNames:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import json
 from collections.abc import Callable, Hashable, Mapping, Sequence as Seq
 from dataclasses import dataclass, field as dataclass_field, replace
 from typing import Annotated, Any, Literal
@@ -12,7 +11,8 @@ from pydantic import Field, WrapValidator
 from typing_extensions import TypedDict
 
 from forerun.chat.forced_calls import Forced
-from forerun.chat.response_format import REASONING, ResponseFormat
+from forerun.chat.messages import read_calls
+from forerun.chat.response_format import CALL, REASONING, ResponseFormat
 from forerun.chat.response_parser import ResponseParser
 from forerun.config import MAX_TOP_LOGPROBS, SamplingParams
 from forerun.engine import LLM
@@ -71,6 +71,7 @@ class CompletionRequest:
         stream: the answer is streamed.
         stream_options: what a stream holds beside the text.
         template_options: variables of the chat template beside the messages.
+        ending: whether the last message is continued, or an answer opened behind it; empty: an answer is opened.
         repeated: fields of the body that the answer repeats.
         keep: takes the body of the answer, for later requests; None if none is kept.
         tools: functions that the model may call.
@@ -87,6 +88,7 @@ class CompletionRequest:
     stream: bool = False
     stream_options: StreamOptions = dataclass_field(default_factory=StreamOptions)
     template_options: Mapping[str, Any] = dataclass_field(default_factory=dict)
+    ending: Mapping[str, bool] = dataclass_field(default_factory=dict)
     repeated: Mapping[str, Any] = dataclass_field(default_factory=dict)
     keep: Callable[[dict[str, Any]], None] | None = None
     tools: Seq[Any] = ()
@@ -106,7 +108,7 @@ class CompletionRequest:
             SamplingError, DeviceError: as `LLM.requests`.
         """
         check_template_options(self.template_options, llm.tokenizer)
-        options = {**self.template_options, **({"tools": [*self.tools]} if self.tools else {})}
+        options = {**self.template_options, **self.ending, **({"tools": [*self.tools]} if self.tools else {})}
         form = self.response_format(texts)
         chat: Any = () if self.url == COMPLETIONS_URL else self.prompts[0]
         has_calls = self.tools or any(message.get("tool_calls") or message.get("role") == "tool" for message in chat)
@@ -123,7 +125,10 @@ class CompletionRequest:
             if self.forced is not None:
                 assert form is not None  # it carries calls
                 ids = encode(prompts[0], llm.tokenizer, llm.target.name, options, model=llm.target)
-                thinks = ResponseParser(form, texts.prompt_end(ids), self.tools, "").kind == REASONING
+                kind = self.parser(form, texts, ids, "").kind
+                if kind == CALL:
+                    raise PromptError("The last message begins a call, which tool_choice cannot force. Leave it out.")
+                thinks = kind == REASONING
                 grammar = self.forced.grammar(form, self.tools, llm.engine.grammars, thinks, self.one_call)
                 prompts = [ids]
                 params = replace(params, grammar=grammar)
@@ -135,6 +140,20 @@ class CompletionRequest:
             raise RequestBodyError(str(error), params.grammar.field if params.grammar else None) from None
         marks = texts.marks(form)
         return [replace(each, marks=marks) for each in made]
+
+    def parser(self, form: ResponseFormat, texts: ModelTexts, token_ids: Seq[int], name: str) -> ResponseParser:
+        """Return the parser of an answer, or of what goes on in the last message.
+
+        Args:
+            form: of the answer.
+            token_ids: of the prompt.
+            name: of the answer, for the ids of its calls.
+        """
+        chat: Any = self.prompts[-1]
+        last = chat[-1] if self.ending.get("continue_final_message") else None
+        end = texts.prompt_end(token_ids, 0 if last is None else 4 * len(str(last)))
+        thinks = last is not None and not last.get("content")
+        return ResponseParser(form, end, self.tools, name, one_call=self.one_call, goes_on_thinking=thinks)
 
     def response_format(self, texts: ModelTexts) -> ResponseFormat | None:
         """Return the format by which the answer is parsed; None if all of it is text: so is what a grammar of the
@@ -210,24 +229,11 @@ class ChosenTool(BodyPart):
 
 def with_read_calls(message: dict[str, Any], param: str = "messages") -> dict[str, Any]:
     """Return a message with the arguments of its calls as objects. Raises RequestBodyError if a call is malformed."""
-    calls = message.get("tool_calls") or []
-    if not isinstance(calls, list):
-        raise RequestBodyError("tool_calls of a message must be a list of objects.", param)
-    read = [_read_call(call, param) for call in calls]
-    return {"content": None, **message, "tool_calls": read} if read else message
-
-
-def _read_call(call: Any, param: str) -> dict[str, Any]:
-    function = call.get("function") if isinstance(call, dict) else None
-    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        raise RequestBodyError("A tool call of a message has no function with a name.", param)
-    arguments = function.get("arguments", "{}")
-    if isinstance(arguments, str):
-        try:
-            arguments = json.loads(arguments or "{}")
-        except (ValueError, RecursionError):
-            raise RequestBodyError("The arguments of a tool call are not JSON.", param) from None
-    return {**call, "function": {**function, "arguments": arguments}}
+    try:
+        calls = read_calls(message.get("tool_calls") or [])
+    except PromptError as error:
+        raise RequestBodyError(str(error), param) from None
+    return {"content": None, **message, "tool_calls": calls} if calls else message
 
 
 class ChatBody(CompletionOptions):
@@ -238,6 +244,8 @@ class ChatBody(CompletionOptions):
     logprobs: bool | None = None
     top_logprobs: TopLogprobs | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    continue_final_message: bool | None = None
+    add_generation_prompt: bool | None = None
     reasoning_effort: str | None = None
     tools: Annotated[list[CheckedTool], Field(fail_fast=True)] | None = None
     tool_choice: Literal["auto", "none", "required"] | ChosenTool | None = Field(
@@ -277,10 +285,21 @@ class ChatBody(CompletionOptions):
             params,
             **self.streaming(),
             template_options=with_effort(self.chat_template_kwargs, self.reasoning_effort),
+            ending=self._ending(),
             tools=tools,
             one_call=self.parallel_tool_calls is False,
             forced=Forced.by(choice if isinstance(choice, str) else None, name, tools, params.grammar),
         )
+
+    def _ending(self) -> dict[str, bool]:
+        """Return how the prompt ends. Raises RequestBodyError."""
+        if self.continue_final_message and self.add_generation_prompt:
+            raise RequestBodyError(
+                "continue_final_message and add_generation_prompt are both true. Leave one of them out.",
+                "continue_final_message",
+            )
+        continued = {"continue_final_message": True} if self.continue_final_message else {}
+        return continued | ({"add_generation_prompt": False} if self.add_generation_prompt is False else {})
 
 
 def with_effort(options: Mapping[str, Any] | None, effort: str | None) -> dict[str, Any]:

@@ -85,6 +85,9 @@ def _chat(items: Seq[Any]) -> list[dict[str, Any]]:
     thought = ""
     for item in items:
         kind = item.get("type", "message")
+        if thought and item.get("role", "assistant") != "assistant":
+            chat.append(_cut_answer(thought))
+            thought = ""
         if kind == "reasoning":
             thought += content_text(item.get("content") or "")
         elif kind == "function_call_output":
@@ -96,12 +99,16 @@ def _chat(items: Seq[Any]) -> list[dict[str, Any]]:
             call = {"id": item["call_id"], "type": "function", "function": function}
             chat[-1].setdefault("tool_calls", []).append(call)
         else:
-            role = "system" if item["role"] == "developer" else item["role"]
-            chat.append({"role": role, "content": content_text(item["content"])})
+            chat.append({"role": item["role"], "content": content_text(item["content"])})
         if thought and kind in ("message", "function_call") and chat[-1]["role"] == "assistant":
             chat[-1]["reasoning_content"] = thought
             thought = ""
-    return chat
+    return [*chat, _cut_answer(thought)] if thought else chat
+
+
+def _cut_answer(thought: str) -> dict[str, Any]:
+    """Return the message of an answer that has ended while the model thought."""
+    return {"role": "assistant", "content": "", "reasoning_content": thought}
 
 
 class Reasoning(BodyPart):

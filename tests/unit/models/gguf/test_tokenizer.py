@@ -10,11 +10,13 @@ import pytest
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GPT2Tokenizer, Qwen2Tokenizer
 from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS, set_split_regex
 
-from forerun.errors import ModelLoadError, UnsupportedModelError
+from forerun.engine.chat_template import encode
+from forerun.errors import ModelLoadError, PromptError, UnsupportedModelError
 from forerun.models.loading.gguf.tokenizer import SPLIT_RULES, eos_token_ids, read_tokenizer
 from forerun.models.loading.source import find_source
 from gguf_files import TINY, write_gguf
 from gguf_metadata import BYTE, CONTROL, NORMAL, UNUSED, USER_DEFINED, byte_level, sentencepiece
+from gguf_models import tiny
 from small_tokenizers import decoded
 
 T = "tokenizer.ggml."
@@ -245,6 +247,32 @@ def test_chat_template() -> None:
     assert read_tokenizer(byte_level(), "m.gguf").chat_template is None
 
 
+def test_named_templates_and_one_that_is_no_jinja() -> None:
+    named = {"tokenizer.chat_templates": ["tool_use"], "tokenizer.chat_template.tool_use": "{{ tools }}"}
+    template = {"tokenizer.chat_template": TEMPLATE}
+    tokenizer = read_tokenizer(byte_level() | template | named, "m.gguf")
+    assert tokenizer.chat_template == {"default": TEMPLATE, "tool_use": "{{ tools }}"}
+    chat = [{"role": "user", "content": "hello"}]
+    assert tokenizer.apply_chat_template(chat, tokenize=False) == "<s>hello</s>"
+    assert tokenizer.apply_chat_template(chat, tools=[{"a": 1}], tokenize=False) == "[{'a': 1}]"
+    for broken in ("a\n{% if %}", "{{" + "(" * 9999):
+        tokenizer = read_tokenizer(byte_level() | {"tokenizer.chat_template": broken}, "m.gguf")
+        assert decoded(tokenizer, encode("hello", tokenizer, "it")) == "hello"
+        with pytest.raises(PromptError, match=r"^The chat template of it "):
+            encode(chat, tokenizer, "it")
+
+
+def test_a_template_beside_the_file_replaces_its_own(tmp_path: Path) -> None:
+    tokens = [*map(chr, range(97, 120)), "ab"]
+    write_gguf(tmp_path / "m.gguf", tiny("llama"), keys={"tokenizer.chat_template": "own"}, tokens=tokens)
+    assert find_source(tmp_path / "m.gguf").tokenizer().chat_template == "own"
+    (tmp_path / "chat_template.jinja").write_text("{{ 'é' }}", encoding="utf-8")
+    assert find_source(tmp_path / "m.gguf").tokenizer().chat_template == "{{ 'é' }}"
+    (tmp_path / "chat_template.jinja").write_bytes(b"\xff")
+    with pytest.raises(ModelLoadError, match=r"chat_template\.jinja: it is not UTF-8"):
+        find_source(tmp_path / "m.gguf").tokenizer()
+
+
 def merged_by_score(metadata: dict[str, Any], text: str) -> list[str]:
     """Join the neighbours whose joined text is the token of the highest score, the leftmost first, until none can be
     joined."""
@@ -314,6 +342,10 @@ WRONG = {
     "bos wanted and not named": (byte_level(add_bos_token=True, bos_token_id=None), "bos_token_id is missing"),
     "a flag that is none": (changed("add_bos_token", 7), "add_bos_token is 7"),
     "a template that is no text": (byte_level() | {"tokenizer.chat_template": 5}, "chat_template is 5"),
+    "a named template that is no text": (
+        byte_level() | {"tokenizer.chat_templates": ["tool_use"], "tokenizer.chat_template.tool_use": 5},
+        "chat_template.tool_use is 5",
+    ),
     "too few scores": (sentencepiece(scores=[0.0]), "1 entries"),
     "scores that are none": (sentencepiece(scores=[float("nan")] * 284), "must be a list of numbers"),
     "a long piece": (

@@ -19,7 +19,8 @@ from small_tokenizers import byte_level
 TEMPLATE = (
     "{% for tool in tools or [] %}{{ tool.function.name }};{% endfor %}"
     "{% for m in messages %}{{ m.role }}:{{ m.content }}"
-    "{% for c in m.tool_calls %}<tool_call>{{ c.function.arguments.city }}</tool_call>{% endfor %}|{% endfor %}"
+    "{% for c in m.tool_calls %}<tool_call>{{ c.function.name }} {{ c.function.arguments.city }}</tool_call>"
+    "{% endfor %}|{% endfor %}"
 )
 TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]
 TALK = [{"role": "user", "content": "hello"}]
@@ -49,7 +50,7 @@ def test_the_template_is_told() -> None:
     called = {"id": "1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Rome"}'}}
     messages = [*TALK, {"role": "assistant", "tool_calls": [called]}, {"role": "tool", "content": "dry"}]
     told = prompt(asked(messages=messages))
-    assert told == "weather;user:hello|assistant:<tool_call>Rome</tool_call>|tool:dry|"
+    assert told == "weather;user:hello|assistant:<tool_call>weather Rome</tool_call>|tool:dry|"
 
 
 @pytest.mark.parametrize("fields", [{}, {"tools": None, "messages": [{"role": "tool", "content": "dry"}]}], ids=str)

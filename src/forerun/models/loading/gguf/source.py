@@ -25,7 +25,7 @@ from forerun.models.loading.gguf.tokenizer import eos_token_ids, read_tokenizer,
 from forerun.models.loading.source import ModelSource
 from forerun.models.loading.weights import Checkpoint
 from forerun.models.spec.decoder import DecoderSpec
-from forerun.utils.json_file import Fields
+from forerun.utils.json_file import Fields, read_template
 
 _FORMATS: Mapping[str, str] = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 """Type of tensor -> number format, of those that are not quantized."""
@@ -180,8 +180,13 @@ class GgufSource(ModelSource):
         return "tokenizer.ggml.tokens" in self.file.metadata
 
     def tokenizer(self) -> Any:
-        """Return the Transformers tokenizer (`ModelSource.tokenizer`)."""
-        return read_tokenizer(self.file.metadata, str(self.path), self._tokens)
+        """Return the Transformers tokenizer (`ModelSource.tokenizer`); a chat template beside the file replaces its
+        own."""
+        found = read_tokenizer(self.file.metadata, str(self.path), self._tokens)
+        beside = self.path.with_name("chat_template.jinja")
+        if beside.exists():
+            found.chat_template = read_template(beside, ModelLoadError)
+        return found
 
 
 def _states(path: Path) -> dict[tuple[int, int], tuple[int, int]]:

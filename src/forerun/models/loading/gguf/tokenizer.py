@@ -225,6 +225,8 @@ _WHOLE_TOKENS = frozenset((*_LIKE_LLAMA_3, "tekken"))
 MODEL = PREFIX + "model"
 PRE_TOKENIZER = PREFIX + "pre"
 CHAT_TEMPLATE = "tokenizer.chat_template"
+CHAT_TEMPLATES = "tokenizer.chat_templates"
+"""Names of others, each under a key of its own."""
 _SPACE = "\u2581"
 _UNSTRIPPED = {"<unk>", "<s>", "<|endoftext|>"}
 _BY_MERGES = "gemma4"
@@ -245,7 +247,7 @@ def read_tokenizer(metadata: Mapping[str, Any], place: str, read: tuple[TokenLis
         UnsupportedModelError: the tokenizer is of a kind that is not implemented; names it.
     """
     tokens, kind = read or read_tokens(metadata, place)
-    template = tokens.fields.string(CHAT_TEMPLATE, None) or None
+    template = _chat_template(tokens)
     matched = _matched(tokens)
     control = _control(tokens)
     with as_load_errors(f"{place}: {TOKENS}: no tokenizer can be made of them", REMEDY):
@@ -386,3 +388,19 @@ def _control(tokens: TokenList) -> frozenset[int]:
 def _matched(tokens: TokenList) -> frozenset[int]:
     """Return the ids of the tokens that are matched in a text as they stand."""
     return _control(tokens) | {i for i, kind in enumerate(tokens.types) if kind is TokenType.USER_DEFINED}
+
+
+def _chat_template(tokens: TokenList) -> str | dict[str, str] | None:
+    """Return the chat template, if there is one, or several by their names. Whether they are Jinja is found where they
+    are rendered: it concerns chats alone, and may take any time.
+
+    Raises:
+        ModelLoadError: one is no string.
+    """
+    template = tokens.fields.string(CHAT_TEMPLATE, None) or None
+    names = tokens.fields.list_of(CHAT_TEMPLATES, str, None) or []
+    found = {name: tokens.fields.string(f"{CHAT_TEMPLATE}.{name}", None) for name in names}
+    named = {name: text for name, text in found.items() if text}
+    if not named:
+        return template
+    return named if template is None else {"default": template, **named}
