@@ -188,6 +188,7 @@ class Choice:
         logprobs: one entry per token, of the model's own distribution before any option; None if not requested.
         finish_reason: "stop" (EOS, a stop token or a stop string), "length" or "abort".
         stats: its statistics.
+        stop_reason: the request's stop string or stop token that ended it; None for the model's EOS.
     """
 
     index: int
@@ -196,6 +197,7 @@ class Choice:
     logprobs: list[TokenLogprob] | None
     finish_reason: FinishReason | None
     stats: SequenceStats
+    stop_reason: int | str | None = None
 
     def __repr__(self) -> str:
         """Show the beginning of the text, how many tokens it has and why it ended, in one line."""

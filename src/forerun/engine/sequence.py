@@ -39,6 +39,7 @@ class Request:
         scope: priorities are compared within a scope: a tenant, or None where they count among all.
         prompt: as text, where it was given as text.
         marks: id -> text of the special tokens that are part of the answer's text.
+        stop_reasons: of `stop_ids`, the request's own -> what an answer that they end reports.
     """
 
     id: int
@@ -51,6 +52,7 @@ class Request:
     scope: Hashable = None
     prompt: str | None = None
     marks: Mapping[int, str] = field(default_factory=dict)
+    stop_reasons: Mapping[int, int | str] = field(default_factory=dict)
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -145,7 +147,7 @@ class SequenceState:
             reason = "length"
         if self.text is not None:
             # a token that ends the output by its id is no part of the text
-            shown = new_ids[: keep - 1] if reason == "stop" else new_ids[:keep]
+            shown = new_ids[: keep - 1] if reason == "stop" and not params.include_stop_str_in_output else new_ids[:keep]
             stopped = self.text.push(shown, min(max(exempt - 1, 0), len(shown)))
             if stopped is not None:
                 return stopped, "stop"
@@ -175,8 +177,12 @@ class SequenceState:
                 chunk.text = self.text.take()
         elif texts is not None:
             detokenizer = Detokenizer(texts, self.request.prompt_token_ids, self.request.marks)
-            text = detokenizer.push(output[:-1] if sequence.finish_reason == "stop" else output) + detokenizer.flush()
+            without_end = sequence.finish_reason == "stop" and not self.request.params.include_stop_str_in_output
+            text = detokenizer.push(output[:-1] if without_end else output) + detokenizer.flush()
         choice = Choice(sequence.choice, text, output, self.logprobs, sequence.finish_reason, stats)
+        if sequence.finish_reason == "stop":
+            by_text = "" if self.text is None else self.text.stopped_by
+            choice.stop_reason = by_text or self.request.stop_reasons.get(output[-1])
         return StepOutput(self.request.id, chunk, choice, self.prompt_logprobs if sequence.choice == 0 else None)
 
     def failure(self, error: Exception) -> StepOutput:
@@ -211,7 +217,8 @@ def new_state(
     state = SequenceState(request, sequence, takes_argmax(params), _attributes(sequence))
     state.most_drafted = 0 if params.drafter == NO_DRAFTER else params.num_draft_tokens
     if texts is not None and (request.stream or params.stop):
-        state.text = TextStream(texts, prompt, request.stops, request.marks)
+        keeps_stop = params.include_stop_str_in_output
+        state.text = TextStream(texts, prompt, request.stops, request.marks, keeps_stop=keeps_stop)
     if params.logprobs is not None:
         state.logprobs = []
     if params.prompt_logprobs is not None and choice == 0:

@@ -15,7 +15,7 @@ _OFFLINE = "Models are read from folders and the local Hub cache alone: name the
 _ONE_PROCESS = "forerun computes a model in one process: docs/scaling.md."
 _NO_CODE = "No code that comes with a model is run."
 _PROMPT = "Give the prompt itself first, without a name: text; in Python also token ids, or a list of prompts."
-_TEXT = "Texts never hold special tokens or the stop string; token_ids holds all tokens."
+_TEXT = "token_ids holds all tokens; skip_special_tokens=False shows special ones in the text."
 _LEAVE = "Leave it out: forerun needs no such option."
 
 HABITS: Mapping[str, str] = {
@@ -45,8 +45,7 @@ HABITS: Mapping[str, str] = {
     "stop_words": "stop",
     "eos_token_id": "stop_token_ids",
     "suppress_tokens": "logit_bias",
-    "bad_words": "logit_bias",
-    "bad_words_ids": "logit_bias",
+    "bad_words_ids": "bad_words",
     "random_seed": "seed",
     "manual_seed": "seed",
     "cache_salt": "tenant",
@@ -57,14 +56,11 @@ HABITS: Mapping[str, str] = {
     "guided_grammar": "lark" + _GRAMMAR,
     "structured_outputs": "json_schema" + _GRAMMAR,
     "response_format": "json_schema" + _GRAMMAR,
-    "allowed_token_ids": "logit_bias" + _GRAMMAR,
     "num_beams": _NO_BEAMS,
     "use_beam_search": _NO_BEAMS,
     "length_penalty": _NO_BEAMS,
     "early_stopping": _NO_BEAMS,
-    "skip_special_tokens": _TEXT,
     "spaces_between_special_tokens": _TEXT,
-    "include_stop_str_in_output": _TEXT,
     "detokenize": _TEXT,
     "no_repeat_ngram_size": "Give repetition_penalty, presence_penalty or frequency_penalty.",
     "logits_processors": "Give logit_bias, penalties or a grammar: a function of the logits would not be exact.",
@@ -173,9 +169,7 @@ HABITS: Mapping[str, str] = {
 
 ANY = None
 CHANGE_NOTHING: Mapping[str, tuple[Any, ...] | None] = {
-    "skip_special_tokens": (True,),
     "spaces_between_special_tokens": ANY,
-    "include_stop_str_in_output": (False,),
     "detokenize": (True,),
     "use_beam_search": (False,),
     "num_beams": (1,),
