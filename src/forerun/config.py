@@ -393,11 +393,14 @@ class SamplingParams:
         prediction = self.prediction
         if prediction is not None and not isinstance(prediction, str):
             prediction = _check_token_ids("prediction", prediction)
+        allowed = self.allowed_token_ids
+        if allowed is not None and not (allowed := _check_token_ids("allowed_token_ids", allowed)):
+            raise SamplingError("allowed_token_ids is empty: no token could be generated. Leave it out to allow all.")
         for name, value in (
             ("stop", entries("stop", stop, "a string or a list of strings")),
             ("stop_token_ids", _check_token_ids("stop_token_ids", self.stop_token_ids)),
             ("logit_bias", biases(self.logit_bias)),
-            ("allowed_token_ids", self._allowed()),
+            ("allowed_token_ids", allowed),
             ("bad_words", tuple(map(_bad_word, entries("bad_words", self.bad_words, "a list of strings")))),
             ("seed", None if self.seed == -1 else self.seed),
             ("prediction", prediction),
@@ -424,14 +427,6 @@ class SamplingParams:
             raise SamplingError(
                 f"n is {self.n} at temperature 0: all choices would be the same. Set temperature above 0, or n=1."
             )
-
-    def _allowed(self) -> tuple[int, ...] | None:
-        """Return allowed_token_ids, checked."""
-        found = self.allowed_token_ids
-        found = None if found is None else _check_token_ids("allowed_token_ids", found)
-        if found == ():
-            raise SamplingError("allowed_token_ids is empty: no token could be generated. Leave it out to allow all.")
-        return found
 
     @property
     def greedy(self) -> bool:

@@ -10,12 +10,12 @@ import structure
 from forerun.kernels.cpu import native
 
 MOST: dict[str, float] = {
-    "files in src": 434,
+    "files in src": 436,
     "top-level entries": 19,
     "options with a flag": 300,
-    "options of all kinds": 400,
+    "options of all kinds": 408,
     "class names defined more than once": 0,
-    "words of documents": 34_600,
+    "words of documents": 34_720,
     "tuple assignments in 1,000 statements": 2.2,
     "nested conditional expressions": 0,
     "imports inside functions": 319,

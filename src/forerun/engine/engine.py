@@ -162,11 +162,12 @@ class Engine:
         params = checked(params, target, self.tokenizer, self.drafter, self.grammars)
         reasons: dict[int, int | str] = {token_id: token_id for token_id in params.stop_token_ids}
         marks: dict[int, str] = {}
-        if self._texts is not None:
-            special = self._texts.special
+        special = {} if self._texts is None else self._texts.special
+        if params.stop:
             reasons = {**special_stops(params, special, target), **reasons}
-            params = replace(params, stop_token_ids=tuple(reasons)) if params.stop else params
-            marks = {} if params.skip_special_tokens else {token_id: text for text, token_id in special.items()}
+            params = replace(params, stop_token_ids=tuple(reasons))
+        if not params.skip_special_tokens:
+            marks = {token_id: text for text, token_id in special.items()}
         eos_ids = frozenset() if params.ignore_eos else target.eos_token_ids
         reasons = {token_id: reason for token_id, reason in reasons.items() if token_id not in eos_ids}
         flow = params.tenant if flow is None else flow
@@ -175,7 +176,7 @@ class Engine:
         for index, prompt in enumerate(prompts):
             with naming_prompt(index, len(prompts)):
                 check_prompt(prompt, target)
-            own = Request(next(self._ids), list(prompt), params, stream, eos_ids | reasons.keys(), stops, flow)
+            own = Request(next(self._ids), list(prompt), params, stream, eos_ids.union(reasons), stops, flow)
             made.append(replace(own, scope=params.tenant, marks=marks, stop_reasons=reasons))
         return made
 

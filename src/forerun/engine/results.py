@@ -279,6 +279,7 @@ class StreamChunk:
         finish_reason: set in the choice's last chunk.
         stats: set in the choice's last chunk.
         logprobs: one entry per token, or None if not requested.
+        stop_reason: that of the choice, in its last chunk.
     """
 
     text: str
@@ -289,6 +290,7 @@ class StreamChunk:
     index: int = 0
     stats: SequenceStats | None = None
     logprobs: list[TokenLogprob] | None = None
+    stop_reason: int | str | None = None
 
 
 @dataclass(slots=True)

@@ -40,6 +40,7 @@ class Request:
         prompt: as text, where it was given as text.
         marks: id -> text of the special tokens that are part of the answer's text.
         stop_reasons: of `stop_ids`, the request's own -> what an answer that they end reports.
+        num_cut: tokens that were cut off before the prompt.
     """
 
     id: int
@@ -53,6 +54,7 @@ class Request:
     prompt: str | None = None
     marks: Mapping[int, str] = field(default_factory=dict)
     stop_reasons: Mapping[int, int | str] = field(default_factory=dict)
+    num_cut: int = 0
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -147,7 +149,8 @@ class SequenceState:
             reason = "length"
         if self.text is not None:
             # a token that ends the output by its id is no part of the text
-            shown = new_ids[: keep - 1] if reason == "stop" and not params.include_stop_str_in_output else new_ids[:keep]
+            without_end = reason == "stop" and not params.include_stop_str_in_output
+            shown = new_ids[: keep - 1] if without_end else new_ids[:keep]
             stopped = self.text.push(shown, min(max(exempt - 1, 0), len(shown)))
             if stopped is not None:
                 return stopped, "stop"
@@ -182,7 +185,7 @@ class SequenceState:
         choice = Choice(sequence.choice, text, output, self.logprobs, sequence.finish_reason, stats)
         if sequence.finish_reason == "stop":
             by_text = "" if self.text is None else self.text.stopped_by
-            choice.stop_reason = by_text or self.request.stop_reasons.get(output[-1])
+            choice.stop_reason = chunk.stop_reason = by_text or self.request.stop_reasons.get(output[-1])
         return StepOutput(self.request.id, chunk, choice, self.prompt_logprobs if sequence.choice == 0 else None)
 
     def failure(self, error: Exception) -> StepOutput:

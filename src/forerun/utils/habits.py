@@ -167,6 +167,9 @@ HABITS: Mapping[str, str] = {
 }
 """Name -> forerun's options, perhaps with a value, of which the first that is there counts; or, last, a sentence."""
 
+_NEAR = 0.7
+"""Of what `get_close_matches` measures: less has put `prediction` beside `n_predict`."""
+
 ANY = None
 CHANGE_NOTHING: Mapping[str, tuple[Any, ...] | None] = {
     "spaces_between_special_tokens": ANY,
@@ -227,19 +230,20 @@ def translated(
     return {name: value for name, value in given.items() if name in known}
 
 
-def hint(name: str, known: Collection[str], spelled: Callable[[str], str] = str) -> str:
+def hint(name: str, known: Collection[str], spelled: Callable[[str], str] = str, *, sentences: bool = True) -> str:
     """Return a sentence that says what to give in place of an unknown option; empty if nothing is like it.
 
     Args:
         known: the options that there are.
         spelled: writes an option, perhaps with a value ("temperature=0"), as the user would.
+        sentences: what HABITS says beside options is for the user too.
     """
     if option := _option(name, known):
         return f"Did you mean {spelled(option)}?"
     *_, instead = HABITS.get(name, "").split("|")
-    if instead:
+    if instead and sentences:
         return instead if " " in instead else f"forerun calls it {instead}, which cannot be given here."
-    close = get_close_matches(name, known, n=1)
+    close = get_close_matches(name, known, n=1, cutoff=_NEAR)
     return f"Did you mean {spelled(close[0])}?" if close else ""
 
 
