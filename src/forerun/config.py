@@ -38,6 +38,13 @@ def _token_id(name: str, value: object) -> int:
     return int(value)
 
 
+def _bad_word(word: object) -> str | tuple[int, ...]:
+    """Check an entry of bad_words. Raises SamplingError."""
+    if not word or isinstance(word, Mapping):
+        raise SamplingError(f"bad_words holds {word!r}, but each entry must be a non-empty string.")
+    return word if isinstance(word, str) else _check_token_ids("bad_words", word)
+
+
 def biases(values: object) -> dict[int, float]:
     """Check token id -> bias. Ids may be text, since the keys of a JSON object are. Raises SamplingError."""
     if not isinstance(values, Mapping):
@@ -314,11 +321,19 @@ class SamplingParams:
     stop_token_ids: Sequence[int] = option(
         (), "Token ids that end the output, beside the model's EOS.", flags=("--stop-token-id",), metavar="ID"
     )
+    include_stop_str_in_output: bool = option(False, "The text holds the stop string, or the stop token's text.")
     ignore_eos: bool = option(False, "Go on after the model's EOS.")
+    allowed_token_ids: Sequence[int] | None = option(
+        None, "Only these tokens may be generated; EOS must be among them to be.", metavar="ID", default_text="all"
+    )
+    bad_words: Sequence[str | Sequence[int]] = option(
+        (), "Texts, or lists of token ids, whose last token may not follow the others.", metavar="TEXT"
+    )
+    skip_special_tokens: bool = option(True, "The text leaves out special tokens.")
     seed: int | None = option(
         None,
-        "With a seed, the tokens depend on the seed and the target alone, never on the drafter.",
-        low=0,
+        "With a seed, the tokens depend on the seed and the target alone, never on the drafter. -1 is none.",
+        low=-1,
         high=MAX_SEED,
     )
     n: int = option(
@@ -373,10 +388,16 @@ class SamplingParams:
         prediction = self.prediction
         if prediction is not None and not isinstance(prediction, str):
             prediction = _check_token_ids("prediction", prediction)
+        allowed = self.allowed_token_ids
+        if allowed is not None and not (allowed := _check_token_ids("allowed_token_ids", allowed)):
+            raise SamplingError("allowed_token_ids is empty: no token could be generated. Leave it out to allow all.")
         for name, value in (
             ("stop", entries("stop", stop, "a string or a list of strings")),
             ("stop_token_ids", _check_token_ids("stop_token_ids", self.stop_token_ids)),
             ("logit_bias", biases(self.logit_bias)),
+            ("allowed_token_ids", allowed),
+            ("bad_words", tuple(map(_bad_word, entries("bad_words", self.bad_words, "a list of strings")))),
+            ("seed", None if self.seed == -1 else self.seed),
             ("prediction", prediction),
             ("top_k", max(self.top_k, 0)),
         ):

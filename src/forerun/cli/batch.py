@@ -21,6 +21,7 @@ from forerun.cli.options import LLMOptions, chosen_model
 from forerun.cli.output import log_memory_plan, note, note_untried
 from forerun.config import AUTO, EngineConfig, SamplingParams
 from forerun.integrations.ray.plan import RayOptions
+from forerun.utils.model_names import served_name
 
 if TYPE_CHECKING:
     from forerun.server.batch.files import BatchJournal
@@ -74,7 +75,7 @@ def batch(
     """
     model = chosen_model(model)
     chosen = AUTO if drafter is None else drafter
-    name = served_model_name or model
+    name = served_model_name or served_name(model)
     template = options.template_text(chat_template)
     llm = asdict(settings) | {"max_batch": engine.max_batch, "chat_template": template}
     run = {

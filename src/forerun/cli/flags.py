@@ -257,6 +257,7 @@ _KINDS: Mapping[object, ValueKind] = {
     str | Sequence[int]: ValueKind("TEXT", str),
     Sequence[str]: ValueKind("TEXT", str, many=tuple),
     Sequence[int]: ValueKind("INT", int, "a whole number", tuple),
+    Sequence[str | Sequence[int]]: ValueKind("TEXT", str, many=tuple),
     Mapping[int, float]: ValueKind("ID=VALUE", _bias, "ID=VALUE, such as 17=-2.5", dict),
     NumDraftTokens: ValueKind("K|auto", _num_draft_tokens),
 }

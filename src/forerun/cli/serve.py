@@ -20,6 +20,7 @@ from forerun.integrations.ray.plan import RayOptions, ServePlan
 from forerun.server.options import ServerOptions
 from forerun.server.traffic_records import check_journal_path
 from forerun.utils.json_file import Fields
+from forerun.utils.model_names import served_name
 
 _CONFIG_FLAG = "--speculative-config"
 
@@ -107,7 +108,7 @@ def serve(
             f"{server.host} lets other machines in, and there is no --api-key: whoever reaches it may use it. Name "
             "each address by which they call it with --allowed-host"
         )
-    name = served_model_name or model
+    name = served_model_name or served_name(model)
     llm = asdict(settings) | {"max_batch": engine.max_batch, "prefill_chunk": engine.prefill_chunk}
     llm["chat_template"] = options.template_text(chat_template)
     if ray.ray:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
+from contextlib import suppress
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,19 +18,20 @@ from forerun.config import (
     NumDraftTokens,
 )
 from forerun.drafters.base import Binding, Drafter
-from forerun.drafters.parse_text import parse_drafter
+from forerun.drafters.parse_text import parse_drafter, split_spec
 from forerun.drafters.registry import DRAFTERS
 from forerun.drafters.validation import check_drafter
-from forerun.errors import DrafterError
+from forerun.errors import DrafterError, ForerunError
 from forerun.models import LanguageModel
 from forerun.models.loading.folder import GGUF_SUFFIX
 from forerun.utils import fetch as store
 from forerun.utils.deferred import DeferredModule
 
 if TYPE_CHECKING:
-    from forerun.drafters import third_party
+    from forerun.drafters import belonging, third_party
     from forerun.drafters.hybrid import by_request
 else:
+    belonging = DeferredModule("forerun.drafters.belonging")  # what drafts alone reads no head
     third_party = DeferredModule("forerun.drafters.third_party")
     by_request = DeferredModule("forerun.drafters.hybrid.by_request")
 
@@ -137,7 +139,7 @@ def chosen_drafter(
     drafter from which requests choose.
 
     Args:
-        target: or its name, before it is loaded.
+        target: or its name, before it is loaded. A hybrid without sources has those that there are for it.
 
     Raises:
         DrafterError, ConfigError: as `build_drafters`, of a list.
@@ -146,10 +148,22 @@ def chosen_drafter(
         return build_drafters([chosen_drafter(each, target) for each in drafter])
     if drafter == NO_DRAFTER:
         return None
-    if drafter != AUTO:
+    is_hybrid = isinstance(drafter, str) and drafter.partition(":")[0] == "hybrid"
+    if drafter != AUTO and not is_hybrid:
         return drafter
     name = str(target) if isinstance(target, (str, Path)) else target.name
-    return automatic_drafter(name)
+    return _with_sources(str(drafter), name) if is_hybrid else automatic_drafter(name)
+
+
+def _with_sources(hybrid: str, target: str) -> str:
+    """Return the text of a hybrid, with the sources that there are for the target if it has none."""
+    if target == BUNDLED_TARGET or "sources" in split_spec(hybrid)[1]:
+        return hybrid
+    best = []
+    with suppress(ForerunError):  # the target is no model of a file or folder
+        best = [found.text for found in belonging.belonging(target)[:1]]
+    _, _, options = hybrid.partition(":")
+    return ",".join(["hybrid:sources=" + "+".join([DEFAULT_DRAFTER, *best]), *filter(None, [options])])
 
 
 def automatic_drafter(target: str) -> str:
@@ -158,9 +172,7 @@ def automatic_drafter(target: str) -> str:
     belongs to it."""
     if target == BUNDLED_TARGET:
         return "draft-model"
-    from forerun.drafters.belonging import belonging, carried  # what drafts alone reads no head
-
-    found = (belonging if AUTO_IS_HYBRID else carried)(target)
+    found = (belonging.belonging if AUTO_IS_HYBRID else belonging.carried)(target)
     return f"hybrid:sources={DEFAULT_DRAFTER}+{found[0].text}" if found else DEFAULT_DRAFTER
 
 

@@ -100,7 +100,7 @@ def encode(
     name: str,
     template_options: Mapping[str, Any] = MappingProxyType({}),
     *,
-    special: bool = True,
+    special: bool | None = None,
     model: LanguageModel | None = None,
 ) -> list[int]:
     """Encode one prompt to token ids.
@@ -109,7 +109,7 @@ def encode(
         tokenizer: None if the model has none; then only token ids can be served.
         name: the model's, for messages.
         template_options: what a chat's template is given beside the messages.
-        special: a text gets the tokens that the tokenizer puts around one.
+        special: with the tokens that the tokenizer puts around a text; None: of a text, and not of a chat.
         model: the one that is to continue the prompt. What its context cannot hold is refused before it is encoded,
             which takes a while.
 
@@ -142,7 +142,7 @@ def encode(
         check_text(text, PromptError, "The chat")
     if model is not None and (excess := excess_characters(text, tokenizer, model, says_why=True)):
         raise ContextLengthError(f"The prompt has {excess}. Shorten the prompt.")
-    return encode_text(tokenizer, text, special=special and isinstance(prompt, str))
+    return encode_text(tokenizer, text, special=isinstance(prompt, str) if special is None else special)
 
 
 def _rendered(tokenizer: Any, messages: list[dict[str, Any]], given: Mapping[str, Any], name: str) -> str:

@@ -6,6 +6,7 @@ import itertools
 import signal
 import threading
 from collections.abc import Callable, Hashable, Sequence as Seq
+from dataclasses import replace
 from time import perf_counter
 from types import FrameType, TracebackType
 from typing import Any
@@ -15,7 +16,7 @@ from forerun.config import EngineConfig, Grammar, SamplingParams
 from forerun.drafters import Drafter
 from forerun.drafters.validation import check_drafter
 from forerun.engine.kv_cache_manager import KVCacheManager, bound_memory
-from forerun.engine.request_checks import check_prompt, checked, naming_prompt, with_special_stops
+from forerun.engine.request_checks import check_prompt, checked, naming_prompt, special_stops
 from forerun.engine.results import StepOutput, StepStats
 from forerun.engine.sequence import Request, SequenceState, new_state
 from forerun.engine.step import StepLoop
@@ -160,9 +161,16 @@ class Engine:
         self.faults.check()
         target = self.target
         params = checked(params, target, self.tokenizer, self.drafter, self.grammars)
-        if params.stop and self._texts is not None:
-            params = with_special_stops(params, self._texts.special, target)
-        stop_ids = (frozenset() if params.ignore_eos else target.eos_token_ids) | frozenset(params.stop_token_ids)
+        reasons: dict[int, int | str] = {token_id: token_id for token_id in params.stop_token_ids}
+        marks: dict[int, str] = {}
+        special = {} if self._texts is None else self._texts.special
+        if params.stop:
+            reasons = {**special_stops(params, special, target), **reasons}
+            params = replace(params, stop_token_ids=tuple(reasons))
+        if not params.skip_special_tokens:
+            marks = {token_id: text for text, token_id in special.items()}
+        eos_ids = frozenset() if params.ignore_eos else target.eos_token_ids
+        reasons = {token_id: reason for token_id, reason in reasons.items() if token_id not in eos_ids}
         flow = params.tenant if flow is None else flow
         stops = StopStrings(params.stop) if params.stop else NO_STOPS
         unheld = ALL_HELD if params.grammar is None else self.grammars.unheld(params.grammar, params.tenant)
@@ -170,8 +178,8 @@ class Engine:
         for index, prompt in enumerate(prompts):
             with naming_prompt(index, len(prompts)):
                 check_prompt(prompt, target)
-            given = (next(self._ids), list(prompt), params, stream, stop_ids, stops, flow, params.tenant)
-            made.append(Request(*given, unheld=unheld))
+            own = Request(next(self._ids), list(prompt), params, stream, eos_ids.union(reasons), stops, flow)
+            made.append(replace(own, scope=params.tenant, marks=marks, stop_reasons=reasons, unheld=unheld))
         return made
 
     def enqueue(self, request: Request) -> None:

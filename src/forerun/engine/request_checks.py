@@ -98,8 +98,8 @@ def checked(
     """
     params = params or SamplingParams()
     vocab_size = target.vocab_size
-    for name, token_ids in (("stop_token_ids", params.stop_token_ids), ("logit_bias", params.logit_bias)):
-        for token_id in token_ids:
+    for name in ("stop_token_ids", "logit_bias", "allowed_token_ids"):
+        for token_id in getattr(params, name) or ():
             if token_id >= vocab_size:
                 raise SamplingError(
                     f"{name} names token {token_id}, but the vocabulary of {target.name} is 0..{vocab_size - 1}. "
@@ -120,9 +120,35 @@ def checked(
             )
     if params.grammar is not None and grammars is not None:
         grammars.prepare(params.grammar, params.tenant)
+    allowed = params.allowed_token_ids
+    if params.min_tokens and allowed and target.eos_token_ids.union(params.stop_token_ids).issuperset(allowed):
+        raise SamplingError("allowed_token_ids holds tokens alone that min_tokens forbids. Leave one of them out.")
+    if params.bad_words:
+        params = replace(params, bad_words=_encoded_words(params, target, tokenizer))
     if params.prediction is None:
         return params
     return replace(params, prediction=encode_prediction(params, target, tokenizer, drafter))
+
+
+def _encoded_words(params: SamplingParams, target: LanguageModel, tokenizer: Any) -> tuple[tuple[int, ...], ...]:
+    """Return the token ids of bad_words; of a text, as a text's beginning and after a blank, as vLLM does."""
+    found: dict[tuple[int, ...], None] = {}
+    for word in params.bad_words:
+        if not isinstance(word, str):
+            found[tuple(word)] = None
+            continue
+        if tokenizer is None:
+            raise SamplingError(f"bad_words are texts, but {target.name} has no tokenizer. Give lists of token ids.")
+        check_text(word, SamplingError, "An entry of bad_words")
+        for text in (word, f" {word.lstrip()}"):
+            if token_ids := encode_text(tokenizer, text, special=False):
+                found[tuple(token_ids)] = None
+    if wrong := next((each for each in found if max(each) >= target.vocab_size), None):
+        raise SamplingError(
+            f"bad_words names token {max(wrong)}, but the vocabulary of {target.name} is 0..{target.vocab_size - 1}. "
+            "Leave it out."
+        )
+    return tuple(found)
 
 
 def check_text(text: str, error: type[PromptError | SamplingError], what: str) -> None:
@@ -136,13 +162,12 @@ def check_text(text: str, error: type[PromptError | SamplingError], what: str) -
         ) from None
 
 
-def with_special_stops(params: SamplingParams, special: Mapping[str, int], target: LanguageModel) -> SamplingParams:
-    """Add the tokens whose texts are stop strings to the stop tokens: no text ever shows special tokens.
+def special_stops(params: SamplingParams, special: Mapping[str, int], target: LanguageModel) -> dict[int, str]:
+    """Return the tokens whose texts are stop strings, and these: no text has to show special tokens.
 
     special: text -> id of the tokenizer's special tokens.
     """
-    ids = [special[stop] for stop in params.stop if special.get(stop, target.vocab_size) < target.vocab_size]
-    return replace(params, stop_token_ids=(*params.stop_token_ids, *ids)) if ids else params
+    return {special[stop]: stop for stop in params.stop if special.get(stop, target.vocab_size) < target.vocab_size}
 
 
 def encode_prediction(

@@ -191,6 +191,7 @@ class Choice(Hinted):
         logprobs: one entry per token, of the model's own distribution before any option; None if not requested.
         finish_reason: "stop" (EOS, a stop token or a stop string), "length" or "abort".
         stats: its statistics.
+        stop_reason: the request's stop string or stop token that ended it; None for the model's EOS.
     """
 
     index: int
@@ -199,6 +200,7 @@ class Choice(Hinted):
     logprobs: list[TokenLogprob] | None
     finish_reason: FinishReason | None
     stats: SequenceStats
+    stop_reason: int | str | None = None
 
     def grown(self, chunk: StreamChunk) -> Choice:
         """Return the choice with what a step added to it."""
@@ -297,6 +299,7 @@ class StreamChunk:
         finish_reason: set in the choice's last chunk.
         stats: set in the choice's last chunk.
         logprobs: one entry per token, or None if not requested.
+        stop_reason: that of the choice, in its last chunk.
     """
 
     text: str
@@ -307,6 +310,7 @@ class StreamChunk:
     index: int = 0
     stats: SequenceStats | None = None
     logprobs: list[TokenLogprob] | None = None
+    stop_reason: int | str | None = None
 
 
 @dataclass(slots=True)

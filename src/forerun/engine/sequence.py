@@ -41,6 +41,8 @@ class Request:
         prompt: as text, where it was given as text.
         marks: id -> text of the special tokens that are part of the answer's text.
         unheld: what of its grammar is not held while an answer is generated.
+        stop_reasons: of `stop_ids`, the request's own -> what an answer that they end reports.
+        num_cut: tokens that were cut off before the prompt.
     """
 
     id: int
@@ -54,6 +56,8 @@ class Request:
     prompt: str | None = None
     marks: Mapping[int, str] = field(default_factory=dict)
     unheld: Unheld = ALL_HELD
+    stop_reasons: Mapping[int, int | str] = field(default_factory=dict)
+    num_cut: int = 0
 
     def check(self, output: StepOutput) -> None:
         """Check a finished answer by what is not held otherwise, and have its warnings say what comes of it.
@@ -158,7 +162,8 @@ class SequenceState:
             reason = "length"
         if self.text is not None:
             # a token that ends the output by its id is no part of the text
-            shown = new_ids[: keep - 1] if reason == "stop" else new_ids[:keep]
+            without_end = reason == "stop" and not params.include_stop_str_in_output
+            shown = new_ids[: keep - 1] if without_end else new_ids[:keep]
             stopped = self.text.push(shown, min(max(exempt - 1, 0), len(shown)))
             if stopped is not None:
                 return stopped, "stop"
@@ -188,8 +193,12 @@ class SequenceState:
                 chunk.text = self.text.take()
         elif texts is not None:
             detokenizer = Detokenizer(texts, self.request.prompt_token_ids, self.request.marks)
-            text = detokenizer.push(output[:-1] if sequence.finish_reason == "stop" else output) + detokenizer.flush()
+            without_end = sequence.finish_reason == "stop" and not self.request.params.include_stop_str_in_output
+            text = detokenizer.push(output[:-1] if without_end else output) + detokenizer.flush()
         choice = Choice(sequence.choice, text, output, self.logprobs, sequence.finish_reason, stats)
+        if sequence.finish_reason == "stop":
+            by_text = "" if self.text is None else self.text.stopped_by
+            choice.stop_reason = chunk.stop_reason = by_text or self.request.stop_reasons.get(output[-1])
         return StepOutput(self.request.id, chunk, choice, self.prompt_logprobs if sequence.choice == 0 else None)
 
     def failure(self, error: Exception) -> StepOutput:
@@ -224,7 +233,8 @@ def new_state(
     state = SequenceState(request, sequence, takes_argmax(params), _attributes(sequence))
     state.most_drafted = 0 if params.drafter == NO_DRAFTER else params.num_draft_tokens
     if texts is not None and (request.stream or params.stop):
-        state.text = TextStream(texts, prompt, request.stops, request.marks)
+        keeps_stop = params.include_stop_str_in_output
+        state.text = TextStream(texts, prompt, request.stops, request.marks, keeps_stop=keeps_stop)
     state.stats.warnings += request.unheld.warnings
     if params.logprobs is not None:
         state.logprobs = []

@@ -221,9 +221,16 @@ NO_STOPS = StopStrings()
 
 
 class TextStream:
-    """Streams the text of one choice: cut before a stop string, holding back what may become one."""
+    """Streams the text of one choice: cut before a stop string, or after it, holding back what may become one.
 
-    __slots__ = ("_detokenizer", "_held", "_pieces", "_ready", "_state", "_stops")
+    Args:
+        keeps_stop: the text holds the stop string that ends it.
+
+    Attributes:
+        stopped_by: the stop string that has ended it; empty if none has.
+    """
+
+    __slots__ = ("_detokenizer", "_held", "_keeps_stop", "_pieces", "_ready", "_state", "_stops", "stopped_by")
 
     def __init__(
         self,
@@ -231,8 +238,12 @@ class TextStream:
         prompt_ids: Seq[int],
         stops: StopStrings = NO_STOPS,
         marks: Mapping[int, str] = NO_MARKS,
+        *,
+        keeps_stop: bool = False,
     ) -> None:
         self._detokenizer = Detokenizer(texts, prompt_ids, marks)
+        self._keeps_stop = keeps_stop
+        self.stopped_by = ""
         self._stops = stops
         self._state = stops.empty  # of the text so far
         self._held = ""  # decoded, not shown: the longest suffix that begins a stop string
@@ -255,9 +266,11 @@ class TextStream:
             return None
         for i, token_id in enumerate(ids):
             new = self._detokenizer.push((token_id,))
-            at = self._find(new)
-            if at is not None and i >= num_exempt:
-                self._show((self._held + new)[:at])
+            text = self._held + new
+            found = self._find(new)
+            if found is not None and i >= num_exempt:
+                self.stopped_by = text[found]
+                self._show(self._cut(text, found))
                 self._held = ""
                 return i + 1
             self._hold(new)
@@ -266,9 +279,14 @@ class TextStream:
     def finish(self) -> None:
         """End the choice without a stop string: all held text becomes showable."""
         new = self._detokenizer.flush()
-        at = self._find(new)
-        self._show((self._held + new)[:at])
+        found = self._find(new)
+        self._show(self._cut(self._held + new, found))
         self._held = ""
+
+    def _cut(self, text: str, stop: slice | None) -> str:
+        if stop is None:
+            return text
+        return text[: stop.stop if self._keeps_stop else stop.start]
 
     def take(self) -> str:
         """Return the text that has become showable since the last call."""
@@ -280,13 +298,13 @@ class TextStream:
         if text:
             self._pieces.append(text)
 
-    def _find(self, new: str) -> int | None:
-        """Return where in held + new the first stop string begins that ends within new; None without one."""
-        found = None
+    def _find(self, new: str) -> slice | None:
+        """Return where in held + new the first stop string is that ends within new; None without one."""
+        found: slice | None = None
         for end, character in enumerate(new, len(self._held) + 1):
             state = self._state = self._stops.after(self._state, character)
-            if state.match and (found is None or end - state.match < found):
-                found = end - state.match
+            if state.match and (found is None or end - state.match < found.start):
+                found = slice(end - state.match, end)
         return found
 
     def _hold(self, new: str) -> None:

@@ -181,6 +181,7 @@ class LanguageModel(ABC):
         num_parameters: of its weights.
         exactness: the result of the self-test.
         recommended_sampling: options of sampling that its files recommend, by the names of `SamplingParams`.
+        published_name: what its files say of its name, if they say nothing of sampling; else empty.
         adapter: the folder of the adapter that was merged into its weights; None without one.
         quantize: the quantization of its weights, "int8" or "int4"; None for numbers of `dtype`.
         kv_cache_dtype: the number format of keys and values where it was chosen; None: that of the kernels.
@@ -198,6 +199,7 @@ class LanguageModel(ABC):
     num_parameters: int
     exactness: Exactness
     recommended_sampling = MappingProxyType[str, float]({})  # of the class: it is no field
+    published_name = ""  # likewise
     adapter: str | None = None
     quantize: str | None = None
     kv_cache_dtype: str | None = None

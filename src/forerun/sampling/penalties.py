@@ -24,18 +24,25 @@ def penalises(params: SamplingParams) -> bool:
 
 def penalties_in_use(params: SamplingParams) -> bool:
     """Return whether any option of this module is in use."""
-    return bool(params.logit_bias) or params.min_tokens > 0 or penalises(params)
+    names_tokens = bool(params.logit_bias) or params.allowed_token_ids is not None or bool(params.bad_words)
+    return names_tokens or params.min_tokens > 0 or penalises(params)
 
 
 def dense_bias(params: SamplingParams, logits: Tensor) -> Tensor | None:
-    """Return [V] the bias of each token in the form of [R, V] logits; None without one."""
+    """Return [V] the bias of each token in the form of [R, V] logits, -inf of those that are not allowed; None without
+    one."""
     size = logits.shape[-1]
     bias = {token: value for token, value in params.logit_bias.items() if token < size}
-    if not bias:
+    allowed = params.allowed_token_ids
+    if not bias and allowed is None:
         return None
     limit = torch.finfo(logits.dtype).max / 4  # a logit and two such numbers add up to a finite one
     dense = torch.zeros(size, dtype=torch.float64)
     dense[list(bias)] = torch.tensor(list(bias.values()), dtype=torch.float64).clamp(-limit, limit)
+    if allowed is not None:
+        forbidden = torch.ones(size, dtype=torch.bool)
+        forbidden[[token for token in allowed if token < size]] = False
+        dense[forbidden] = -math.inf
     return dense.to(logits)
 
 
@@ -58,6 +65,8 @@ class SequencePenalties:
         ends = {token for token in (*eos_token_ids, *params.stop_token_ids) if token < vocab_size}
         self._end_ids = torch.tensor(sorted(ends), dtype=torch.int64)
         self._counts = _TokenCounts(sequence, vocab_size) if penalises(params) else None
+        words = [word for word in params.bad_words if not isinstance(word, str)]  # the engine's are encoded
+        self._bad_words = [word for word in words if word[-1] < vocab_size]
 
     def apply(self, logits: Tensor, paths: Seq[Seq[int]]) -> None:
         """Change [R, V] logits in place; row r stands after the sequence's tokens and paths[r]."""
@@ -72,6 +81,18 @@ class SequencePenalties:
             held = torch.tensor([[len(path) < missing] for path in paths], device=device)
             ends = self._end_ids.to(device)
             logits[:, ends] = logits[:, ends].masked_fill(held, -math.inf)
+        for *before, last in self._bad_words:
+            rows = [row for row, path in enumerate(paths) if self._output_ends_with(before, path)]
+            logits[rows, last] = -math.inf
+
+    def _output_ends_with(self, token_ids: list[int], path: Seq[int]) -> bool:
+        """Return whether the output, followed by the path, ends with these tokens."""
+        sequence = self.sequence
+        missing = len(token_ids) - len(path)
+        if missing > sequence.num_output:
+            return False
+        end = [*sequence.token_ids[len(sequence.token_ids) - max(missing, 0) :], *path]
+        return end[len(end) - len(token_ids) :] == token_ids
 
     def _penalise(self, counts: _TokenCounts, logits: Tensor, paths: Seq[Seq[int]]) -> None:
         params = self.sequence.params

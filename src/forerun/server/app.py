@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,10 +25,10 @@ from forerun.server.completions import BODIES, answer
 from forerun.server.metrics import HTTPMetrics, Prometheus
 from forerun.server.middleware import RequestMiddleware, refusal_response
 from forerun.server.options import ServerOptions
-from forerun.server.protocol.bodies import Body, Objects, TokenIds, validated
+from forerun.server.protocol.bodies import Body, Messages, TokenIds, validated
 from forerun.server.protocol.errors import failure_fields
 from forerun.server.protocol.messages_api import CountBody
-from forerun.server.protocol.requests import MESSAGES_URL, check_template_options
+from forerun.server.protocol.requests import MESSAGES_URL, Tools, check_template_options, with_read_calls
 from forerun.server.protocol.responses_api import RESPONSES_URL
 from forerun.server.service import Service
 
@@ -36,39 +37,43 @@ class TokenizeBody(Body):
     """The body of /tokenize."""
 
     prompt: str | None = None
-    messages: Objects | None = None
+    messages: Messages | None = None
     add_special_tokens: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    tools: Tools | None = None
+    add_generation_prompt: bool | None = None
+    return_token_strs: bool | None = None
 
     def answer(self, service: Service) -> dict[str, Any]:
         """Return the tokens of a prompt or a chat. Raises RequestBodyError."""
         tokenizer = service.llm.tokenizer
         target = service.llm.target
-        options = self.chat_template_kwargs or {}
         if (self.messages is None) == (self.prompt is None):
             raise RequestBodyError("Give either prompt, a text, or messages, a chat.", param="prompt")
-        if self.messages is not None and self.add_special_tokens is not None:
-            raise RequestBodyError("The chat template sets special tokens. Leave it out.", param="add_special_tokens")
-        check_template_options(options, tokenizer)
-        if options and self.messages is None:
-            raise RequestBodyError("chat_template_kwargs is for messages. Leave it out.", param="chat_template_kwargs")
-        special = self.add_special_tokens is not False
+        check_template_options(self.chat_template_kwargs or {}, tokenizer)
+        of_chats = {name: getattr(self, name) for name in ("chat_template_kwargs", "tools", "add_generation_prompt")}
+        given = {name: value for name, value in of_chats.items() if value is not None}
+        if self.messages is None and (wrong := next(iter(given), None)):
+            raise RequestBodyError(f"{wrong} is for messages. Leave it out.", param=wrong)
+        options = {**given.pop("chat_template_kwargs", {}), **given}
+        prompt: Any = self.prompt if self.messages is None else list(map(with_read_calls, self.messages))
         try:
-            given: Any = self.prompt if self.messages is None else self.messages
-            encoded = partial(encode, given, tokenizer, target.name, options, special=special, model=target)
-            tokens = [] if given == "" else encoded()
+            encoded = partial(encode, prompt, tokenizer, target.name, options, model=target)
+            tokens = [] if prompt == "" else encoded(special=self.add_special_tokens)
         except PromptError as error:
             raise RequestBodyError(str(error), param="prompt" if self.messages is None else "messages") from None
-        return {"count": len(tokens), "max_model_len": target.context_length, "tokens": tokens}
+        found: dict[str, Any] = {"count": len(tokens), "max_model_len": target.context_length, "tokens": tokens}
+        return found | ({"token_strs": tokenizer.convert_ids_to_tokens(tokens)} if self.return_token_strs else {})
 
 
 class DetokenizeBody(Body):
     """The body of /detokenize."""
 
     tokens: TokenIds
+    skip_special_tokens: bool | None = None
 
     def answer(self, service: Service) -> dict[str, Any]:
-        """Return the text of tokens, without special ones. Raises RequestBodyError."""
+        """Return the text of tokens. Raises RequestBodyError."""
         size = service.llm.target.vocab_size
         most = service.llm.target.context_length
         if len(self.tokens) > most:
@@ -82,10 +87,11 @@ class DetokenizeBody(Body):
                 raise RequestBodyError(
                     f"The token at position {position} is outside the vocabulary, 0..{size - 1}.", param="tokens"
                 )
-        return {"prompt": service.texts.text(self.tokens)}
+        return {"prompt": service.texts.text(self.tokens, special=not self.skip_special_tokens)}
 
 
 _OF_TOKENIZER = ("bos_token", "eos_token", "pad_token", "unk_token", "chat_template")
+_OF_EMBEDDINGS = ("embeddings", "embedding", "embed", "rerank", "score", "pooling", "classify")
 _PAGE_HEADERS = {
     "content-security-policy": (
         "default-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -178,6 +184,8 @@ def _add_facts(app: FastAPI, service: Service, draining: Callable[[], bool]) -> 
             "max_model_len": service.llm.target.context_length,
             "full_context_length": service.llm.target.full_context_length,
             "drafters": [] if drafter is None else [*drafter.offers],
+            "default_sampling_params": dict(service.sampling.options),
+            "default_sampling_source": service.sampling.source,
         }
 
     @app.get("/v1/models")
@@ -204,7 +212,9 @@ def _add_facts(app: FastAPI, service: Service, draining: Callable[[], bool]) -> 
 
     @app.get("/tokenizer_info")
     async def tokenizer_info() -> Any:
-        return {name: getattr(service.llm.tokenizer, name, None) for name in _OF_TOKENIZER}
+        tokenizer = service.llm.tokenizer
+        kind = None if tokenizer is None else type(tokenizer).__name__
+        return {"tokenizer_class": kind, **{name: getattr(tokenizer, name, None) for name in _OF_TOKENIZER}}
 
     @app.get("/live")
     async def live() -> Any:
@@ -228,6 +238,17 @@ def _add_page(app: FastAPI) -> None:
         app.add_api_route(path, file, methods=["GET"], include_in_schema=False)
 
 
+def _no_such_path(request: Request) -> str:
+    """Return what there is in place of a path that is not there."""
+    path = request.url.path.rstrip("/")
+    if path.rpartition("/")[2] in _OF_EMBEDDINGS:
+        return "forerun computes no embeddings: it generates text. Take a server of embedding models."
+    paths = sorted({route.path for route in request.app.routes if isinstance(route, APIRoute)})
+    if close := get_close_matches(path, paths, n=1, cutoff=0.8):
+        return f"There is no such path. Did you mean {close[0]}?"
+    return f"There is no such path. There are {', '.join(paths)}."
+
+
 def _error_handlers(service: Service) -> dict[Any, Any]:
     async def failed(request: Request, error: Exception) -> Response:
         request.state.log_fields |= failure_fields(error)
@@ -235,8 +256,7 @@ def _error_handlers(service: Service) -> dict[Any, Any]:
 
     async def missing(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        paths = ", ".join(sorted({route.path for route in request.app.routes if isinstance(route, APIRoute)}))
-        words = {404: f"There is no such path. There are {paths}.", 405: "The path is there, but not for this method."}
+        words = {404: _no_such_path(request), 405: "The path is there, but not for this method."}
         refused = RequestBodyError(words.get(error.status_code, error.detail), status=error.status_code)
         answer = refusal_response(refused, request.url.path)
         answer.headers.update(error.headers or {})

@@ -62,7 +62,7 @@ async def answer(service: Service, url: str, request: Request) -> Response:
     kept = service.kept[request.state.tenant]
 
     def read(content: bytes) -> CompletionRequest:
-        return validated(BODIES[url], content).request(target.context_length, target.recommended_sampling, kept)
+        return validated(BODIES[url], content).request(target.context_length, service.sampling.options, kept)
 
     completion = await service.parsed(request, read)
     service.check_model(completion.model)
@@ -96,7 +96,9 @@ class ActiveResponse:
         self._ended: list[list[StepOutput]] = [[] for _ in requests]
         # of a stream that goes on here, begun elsewhere; else new
         self._state: StreamState = getattr(request.state, "stream", None) or StreamState()
-        asked = Asked(service.texts, completion, self._prompts, service.name, self._state.name, self._state.created)
+        state = self._state
+        num_cut = sum(each.num_cut for each in requests)
+        asked = Asked(service.texts, completion, self._prompts, service.name, state.name, state.created, num_cut)
         self._form = FORMS[completion.url](asked)
         self._started = time.monotonic()
         self.complete = False

@@ -20,6 +20,7 @@ from forerun.chat.response_format import read_format
 from forerun.engine import LLM, AsyncLLM, StepOutput
 from forerun.engine.sequence import Request as PromptRequest
 from forerun.errors import QueueFullError, RequestBodyError
+from forerun.models.published_sampling import Published, published_sampling
 from forerun.server.kept_responses import KeptResponses
 from forerun.server.logs import LOGGER
 from forerun.server.metrics import MetricFactory, Metrics, Prometheus
@@ -28,6 +29,7 @@ from forerun.server.protocol.model_texts import ModelTexts
 from forerun.server.protocol.requests import CompletionRequest
 from forerun.server.traffic_journal import ServerJournal, category_of
 from forerun.utils.children import MOST_CHILDREN, RENDERERS, in_thread
+from forerun.utils.model_names import names_of
 
 T = TypeVar("T")
 
@@ -117,6 +119,7 @@ class Service:
         template = options.response_template
         self.texts = ModelTexts(llm.tokenizer, None if template is None else read_format(template))
         self.texts.response_format(has_tools=False)  # a tokenizer's own that is none is refused now
+        _log.info({"event": "sampling", "defaults": dict(self.sampling.options), "source": self.sampling.source})
         self.created = int(time.time())
         self._large_bodies = asyncio.Lock()
         share = max(len(options.api_key), 1)
@@ -132,6 +135,16 @@ class Service:
         )
 
     @property
+    def sampling(self) -> Published:
+        """Return the options of requests that leave them out: those that the model's files recommend, or that were
+        published for its family, else OpenAI's."""
+        target = self.llm.target
+        own = target.recommended_sampling
+        if own or not (name := getattr(target, "published_name", "")):
+            return Published(own, "the model's files" if own else "OpenAI's defaults")
+        return published_sampling(name, target.num_parameters)
+
+    @property
     def num_choices(self) -> int:
         """Return the number of choices in the engine or waiting for it."""
         return self._num_held.total()
@@ -145,7 +158,7 @@ class Service:
 
     def check_model(self, model: str | None) -> None:
         """Raise RequestBodyError if a request names another model."""
-        if model not in (None, self.name):
+        if model and model not in names_of(self.name, self.llm.target.name):
             raise RequestBodyError(
                 f"The model of the request is not the one that is served, {self.name!r}. Correct it.",
                 param="model",
@@ -174,9 +187,11 @@ class Service:
 
         tenant: None without keys: then each body has its own share of the engine.
         """
-        owned = replace(completion, params=replace(completion.params, tenant=tenant))
-        made = owned.requests(self.llm, self.texts, tenant or object())
-        return [replace(each, scope=None) for each in made] if self.options.trust_priority else made
+        salt = completion.params.tenant
+        owner = tenant if salt is None else f"{tenant or ''}\n{salt}"  # no key has a line break
+        owned = replace(completion, params=replace(completion.params, tenant=owner))
+        scope = None if self.options.trust_priority else tenant
+        return [replace(each, scope=scope) for each in owned.requests(self.llm, self.texts, tenant or object())]
 
     @contextmanager
     def admitted(self, completion: CompletionRequest, tenant: str | None) -> Iterator[None]:

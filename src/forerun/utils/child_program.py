@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import struct
 import sys
@@ -168,6 +169,7 @@ def encode_blob(blob: bytes, key: str, special: bool) -> Answer:
 
 _FIRST_STEPS = 64
 """First tokens that are tried."""
+_EBNF_RULE = re.compile(r"(?m)^\s*[\w-]+\s*::=")
 _JSON: Any = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}
 """JSON is written as Python's json.dumps writes it: blanks that may be left out or doubled would have to be drawn."""
 
@@ -177,6 +179,18 @@ def _guidance(key: str, num_tokens: int, end_id: int) -> Any:
     from llguidance import LLTokenizer
 
     return LLTokenizer(_contents[key].decode(), n_vocab=num_tokens, eos_token=end_id)
+
+
+def _as_lark(text: str) -> str:
+    """Return a grammar in Lark's notation; it may be EBNF as llama.cpp and vLLM read it. Raises ValueError."""
+    from llguidance.gbnf_to_lark import gbnf_to_lark
+
+    if not _EBNF_RULE.search(text):
+        return text
+    try:
+        return gbnf_to_lark(text)
+    except Exception as error:
+        raise ValueError(str(error)) from None
 
 
 def compiled(tokenizer: Any, kind: str, text: str) -> Any:
@@ -189,7 +203,7 @@ def compiled(tokenizer: Any, kind: str, text: str) -> Any:
     if kind == "regex":
         source = LLMatcher.grammar_from_regex(text)
     elif kind == "lark":
-        source = LLMatcher.grammar_from_lark(text)
+        source = LLMatcher.grammar_from_lark(_as_lark(text))
     else:
         source = LLMatcher.grammar_from_json_schema(text or '{"type": "object"}', defaults=_JSON)
     made = LLMatcher(tokenizer, source, log_level=0, limits=LLParserLimits(verbose_errors=False))

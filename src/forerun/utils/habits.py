@@ -15,7 +15,7 @@ _OFFLINE = "Models are read from folders and the local Hub cache alone: name the
 _ONE_PROCESS = "forerun computes a model in one process: docs/scaling.md."
 _NO_CODE = "No code that comes with a model is run."
 _PROMPT = "Give the prompt itself first, without a name: text; in Python also token ids, or a list of prompts."
-_TEXT = "Texts never hold special tokens or the stop string; token_ids holds all tokens."
+_TEXT = "token_ids holds all tokens; skip_special_tokens=False shows special ones in the text."
 _LEAVE = "Leave it out: forerun needs no such option."
 
 HABITS: Mapping[str, str] = {
@@ -45,8 +45,7 @@ HABITS: Mapping[str, str] = {
     "stop_words": "stop",
     "eos_token_id": "stop_token_ids",
     "suppress_tokens": "logit_bias",
-    "bad_words": "logit_bias",
-    "bad_words_ids": "logit_bias",
+    "bad_words_ids": "bad_words",
     "random_seed": "seed",
     "manual_seed": "seed",
     "cache_salt": "tenant",
@@ -57,14 +56,11 @@ HABITS: Mapping[str, str] = {
     "guided_grammar": "lark" + _GRAMMAR,
     "structured_outputs": "json_schema" + _GRAMMAR,
     "response_format": "json_schema" + _GRAMMAR,
-    "allowed_token_ids": "logit_bias" + _GRAMMAR,
     "num_beams": _NO_BEAMS,
     "use_beam_search": _NO_BEAMS,
     "length_penalty": _NO_BEAMS,
     "early_stopping": _NO_BEAMS,
-    "skip_special_tokens": _TEXT,
     "spaces_between_special_tokens": _TEXT,
-    "include_stop_str_in_output": _TEXT,
     "detokenize": _TEXT,
     "no_repeat_ngram_size": "Give repetition_penalty, presence_penalty or frequency_penalty.",
     "logits_processors": "Give logit_bias, penalties or a grammar: a function of the logits would not be exact.",
@@ -171,11 +167,12 @@ HABITS: Mapping[str, str] = {
 }
 """Name -> forerun's options, perhaps with a value, of which the first that is there counts; or, last, a sentence."""
 
+_NEAR = 0.7
+"""Of what `get_close_matches` measures: less has put `prediction` beside `n_predict`."""
+
 ANY = None
 CHANGE_NOTHING: Mapping[str, tuple[Any, ...] | None] = {
-    "skip_special_tokens": (True,),
     "spaces_between_special_tokens": ANY,
-    "include_stop_str_in_output": (False,),
     "detokenize": (True,),
     "use_beam_search": (False,),
     "num_beams": (1,),
@@ -300,19 +297,20 @@ def translated(
     return {name: value for name, value in given.items() if name in known}
 
 
-def hint(name: str, known: Collection[str], spelled: Callable[[str], str] = str) -> str:
+def hint(name: str, known: Collection[str], spelled: Callable[[str], str] = str, *, sentences: bool = True) -> str:
     """Return a sentence that says what to give in place of an unknown option; empty if nothing is like it.
 
     Args:
         known: the options that there are.
         spelled: writes an option, perhaps with a value ("temperature=0"), as the user would.
+        sentences: what HABITS says beside options is for the user too.
     """
     if option := _option(name, known):
         return f"Did you mean {spelled(option)}?"
     *_, instead = HABITS.get(name, "").split("|")
-    if instead:
+    if instead and sentences:
         return instead if " " in instead else f"forerun calls it {instead}, which cannot be given here."
-    close = get_close_matches(name, known, n=1)
+    close = get_close_matches(name, known, n=1, cutoff=_NEAR)
     return f"Did you mean {spelled(close[0])}?" if close else ""
 
 

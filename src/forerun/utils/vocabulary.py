@@ -209,7 +209,8 @@ def check_same_tokens(target: Vocabulary, draft: Vocabulary) -> None:
         token_id, ours, theirs = first
         raise IncompatibleDrafterError(
             f"{draft.name} cannot draft for {target.name}: token {token_id} is {token_text(ours)} in the target's "
-            f"vocabulary and {token_text(theirs)} in the draft's. Choose a draft model with the same tokenizer."
+            f"vocabulary and {token_text(theirs)} in the draft's. Choose a draft model with the same tokenizer, or "
+            f"let the text stand between them: drafter='cross-vocab:model={draft.name}'."
         )
 
 

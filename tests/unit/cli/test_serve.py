@@ -85,6 +85,13 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     return seen
 
 
+def test_a_model_of_a_path_is_called_by_its_file(started: list[Any], tmp_path: Path) -> None:
+    (tmp_path / "small.gguf").touch()
+    done = RUNNER.invoke(app, ["serve", str(tmp_path / "small.gguf"), "--port", "0"])
+    assert done.exit_code == 0, done.output
+    assert started[0]["model"] == str(tmp_path / "small.gguf") and started[0]["name"] == "small"
+
+
 def test_flags_and_file(started: list[Any], tmp_path: Path) -> None:
     file = tmp_path / "forerun.toml"
     file.write_text(

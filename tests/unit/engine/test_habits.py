@@ -168,8 +168,8 @@ REFUSED = [
     ("SamplingParams(stop_strings=['x'])", "Did you mean stop?"),
     ("SamplingParams(guided_json={})", "Grammar.json_schema"),
     ("SamplingParams(structured_outputs={})", "Grammar.json_schema"),
-    ("SamplingParams(skip_special_tokens=False)", "never hold special tokens"),
-    ("SamplingParams(bad_words=['x'])", "Did you mean logit_bias?"),
+    ("SamplingParams(detokenize=False)", "token_ids holds all tokens"),
+    ("SamplingParams(bad_words_ids=[[1]])", "Did you mean bad_words?"),
     ("SamplingParams(top_k=-2)", "-1 or more"),
     # chat
     ("llm.chat('hello')", "list of messages"),

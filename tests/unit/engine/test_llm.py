@@ -241,8 +241,8 @@ def test_other_refusals(llm: LLM, fake: FakeModel) -> None:
         LLM(fake, None, acceptance="hope")
     with pytest.raises(DrafterError, match=r"bundled draft.*hybrid:sources=suffix"):
         LLM(fake, "draft-model")
-    with pytest.raises(DrafterError, match="hybrid:sources=suffix"):
-        LLM(fake, "hybrid")
+    assert LLM(fake, "hybrid").drafter_name == "hybrid:sources=suffix"  # the sources that there are
+    assert LLM(fake, "hybrid:mode=merge").drafter_name == "hybrid:sources=suffix,mode=merge"
     with pytest.raises(DrafterError, match="'bundled-draft'"):
         LLM(fake, "bundled")
     assert LLM(fake, "none").drafter is None

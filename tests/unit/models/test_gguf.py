@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 from collections.abc import Callable
@@ -348,6 +349,24 @@ def test_what_the_file_recommends_and_where_it_ends(tmp_path: Path, caplog: pyte
     assert "the file recommends temperature 0.5;" in line
     read = load_transformers_model(tmp_path / "it.gguf", "float32")
     assert 30 in read.generation_config.eos_token_id
+
+
+def test_what_the_files_say_goes_first(tmp_path: Path) -> None:
+    """A generation configuration in the folder, then the file's own keys, then the table."""
+
+    def loaded(**keys: Any) -> Any:
+        write_gguf(tmp_path / "model.gguf", llama(), "Q8_0", {"general.name": "Gemma 3 270m", **keys})
+        return load_model(tmp_path / "model.gguf")
+
+    plain = loaded()
+    assert plain.recommended_sampling == {} and "Gemma 3 270m" in plain.published_name
+    own = loaded(**{"general.sampling.temp": 0.5})
+    assert own.recommended_sampling == {"temperature": 0.5} and own.published_name == ""
+    neutral = loaded(**{"general.sampling.temp": 1.0})
+    assert neutral.recommended_sampling == {} and neutral.published_name == ""
+    (tmp_path / "generation_config.json").write_text(json.dumps({"do_sample": True, "top_k": 7}))
+    beside = loaded(**{"general.sampling.temp": 0.5})
+    assert beside.recommended_sampling == {"temperature": 1.0, "top_k": 7} and beside.published_name == ""
 
 
 def test_a_vocabulary_of_another_size_than_the_embedding_is_refused(tmp_path: Path) -> None:

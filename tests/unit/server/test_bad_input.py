@@ -10,6 +10,7 @@ import pytest
 
 from forerun.server.protocol.bodies import SAME_NAMES
 from serving import NAME, Served
+from small_tokenizers import END
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 TALK = {"messages": [{"role": "user", "content": "a"}]}
@@ -26,9 +27,13 @@ BROKEN: dict[str, tuple[str, bytes, int]] = {
     "too large": (COMPLETIONS, b'{"prompt": "' + b"a" * (5 << 20) + b'"}', 413),
     "text for tokens": ("/detokenize", b'{"tokens": "a"}', 400),
     "neither": ("/tokenize", b"{}", 400),
+    "tools without messages": ("/tokenize", b'{"prompt": "a", "tools": []}', 400),
 }
 REFUSED: dict[str, tuple[str, dict[str, Any], str | None]] = {
     "no messages": (CHAT, {}, "messages"),
+    "an empty chat": (CHAT, {"messages": []}, "messages"),
+    "an empty chat to tokenize": ("/tokenize", {"messages": []}, "messages"),
+    "an empty chat of Anthropic's": ("/v1/messages", {"messages": [], "max_tokens": 1}, "messages"),
     "messages of a wrong type": (CHAT, {"messages": "a"}, "messages"),
     "a message without content": (CHAT, {"messages": [{"role": "user"}]}, "messages"),
     "an image": (
@@ -56,7 +61,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str | None]] = {
     "a misspelt field": (CHAT, {**TALK, "temperatur": 1}, "temperatur"),
     "a field of others": (COMPLETIONS, {"prompt": "a", "use_beam_search": True}, "use_beam_search"),
     "a schema": (CHAT, {**TALK, "response_format": {"type": "xml"}}, "response_format"),
-    "special tokens": (CHAT, {**TALK, "skip_special_tokens": False}, "skip_special_tokens"),
+    "blanks": (CHAT, {**TALK, "spaces_between_special_tokens": False}, "spaces_between_special_tokens"),
     "an effort that the template does not read": (CHAT, {**TALK, "reasoning_effort": "low"}, "reasoning_effort"),
     "drafts without a stream": (CHAT, {**TALK, "stream_options": {"include_drafts": True}}, "stream_options"),
     "odd stream options": (CHAT, {**TALK, "stream": True, "stream_options": {"all": True}}, "stream_options"),
@@ -104,6 +109,10 @@ def test_a_request_that_cannot_be_served(
 def test_paths_and_methods(http: httpx.Client) -> None:
     missing = http.get("/v1/nothing")
     assert missing.status_code == 404 and CHAT in error_of(missing)["message"]
+    for path, known in (("/chat/completions", CHAT), ("/v1/v1/models", "/v1/models"), ("/completions", COMPLETIONS)):
+        assert f"Did you mean {known}?" in error_of(http.post(path, json={}))["message"]
+    for path in ("/v1/embeddings", "/embeddings", "/rerank"):
+        assert "computes no embeddings" in error_of(http.post(path, json={"input": "a"}))["message"]
     assert http.get(CHAT).status_code == 405 and error_of(http.get(CHAT))
     assert http.delete("/v1/models").status_code == 405
 
@@ -127,6 +136,38 @@ def test_tokens_of_text_and_back(http: httpx.Client, served: Served) -> None:
     chat = http.post("/tokenize", json=TALK).json()["tokens"]
     assert chat == served.llm.encode(TALK["messages"])
     assert http.post("/tokenize", json={"prompt": ""}).json()["tokens"] == []
+    assert info["tokenizer_class"] == type(served.llm.tokenizer).__name__
+    named = http.post("/tokenize", json={"prompt": "hello wörld", "return_token_strs": True}).json()
+    assert named["token_strs"] == served.llm.tokenizer.convert_ids_to_tokens(made["tokens"])
+    assert "token_strs" not in made
+
+
+def test_special_tokens_of_a_text_are_kept(http: httpx.Client, served: Served) -> None:
+    """Tokens to text and back lose nothing; what is left out is left out on request."""
+    text = f"hello{END}world{END}"
+    ids = http.post("/tokenize", json={"prompt": text, "add_special_tokens": False}).json()["tokens"]
+    assert served.llm.tokenizer.eos_token_id in ids
+    assert http.post("/detokenize", json={"tokens": ids}).json() == {"prompt": text}
+    left = http.post("/detokenize", json={"tokens": ids, "skip_special_tokens": True}).json()
+    assert left == {"prompt": "helloworld"}
+
+
+def test_tokens_of_a_chat_with_all_that_its_template_reads(http: httpx.Client, served: Served) -> None:
+    template = served.llm.tokenizer.chat_template
+    try:
+        served.llm.tokenizer.chat_template = (
+            "{{ messages[0].content }}{{ tools[0].function.name if tools }}{{ '!' if add_generation_prompt }}"
+        )
+        tool = {"type": "function", "function": {"name": "world"}}
+        for more, said in (
+            ({}, "a!"),
+            ({"add_generation_prompt": False}, "a"),
+            ({"tools": [tool], "add_generation_prompt": True}, "aworld!"),
+        ):
+            ids = http.post("/tokenize", json={**TALK, **more}).json()["tokens"]
+            assert http.post("/detokenize", json={"tokens": ids}).json() == {"prompt": said}
+    finally:
+        served.llm.tokenizer.chat_template = template
 
 
 def test_the_openapi_schema_names_every_field(http: httpx.Client) -> None:

@@ -138,6 +138,15 @@ class ModelFolder:
         models = [path for file in _SENTENCE_PIECES if (path := self.path / file).is_file()]
         return next((path for path in models if path.read_bytes().startswith(b"\n")), None)
 
+    def recommended_sampling(self) -> dict[str, float]:
+        """Return the sampling options of its generation configuration, as `ModelSource.recommended_sampling`."""
+        fields = self.read(GENERATION_CONFIG)
+        neutral = {"repetition_penalty": 1.0}
+        if fields.flag("do_sample", False):
+            neutral |= {"temperature": 1.0, "top_p": 1.0, "min_p": 0.0, "top_k": 0.0}
+        found = {key: fields.number(key, value) for key, value in neutral.items()}
+        return {key: value for key, value in found.items() if value != neutral[key]}
+
     def read(self, file: str) -> Fields:
         """Read a JSON file; returns empty fields if the folder has no such file.
 

@@ -214,12 +214,7 @@ class FolderSource(ModelSource):
     def recommended_sampling(self) -> dict[str, float]:
         """Return the sampling options that the files recommend, if they would change the result of a request without
         options (`ModelSource.recommended_sampling`)."""
-        fields = self.folder.read(GENERATION_CONFIG)
-        neutral = {"repetition_penalty": 1.0}
-        if fields.flag("do_sample", False):
-            neutral |= {"temperature": 1.0, "top_p": 1.0, "min_p": 0.0, "top_k": 0.0}
-        found = {key: fields.number(key, value) for key, value in neutral.items()}
-        return {key: value for key, value in found.items() if value != neutral[key]}
+        return self.folder.recommended_sampling()
 
     def output_tokens(self, config: Any) -> tuple[int, ...] | None:
         """Return the tokens that the output layer was trained to propose, rising; None for all of the vocabulary

@@ -255,6 +255,7 @@ def _load(
         model = _assemble(hf, source.name, plan, maker, ends, tokens, kv_cache_dtype, spec=spec)
         model.adapter = None if adapter is None else str(adapter)
         model.recommended_sampling = MappingProxyType(_recommended(source))
+        model.published_name = source.published_name()
         if adapter is None:
             model.packed_weights = source.packed_weights(spec)
         source.finish()

@@ -89,6 +89,10 @@ class ModelSource(ABC):
         """Return the sampling options that the files recommend, if they would change the result of a request without
         options."""
 
+    def published_name(self) -> str:
+        """Return what the files say of the model's name, if they should say something of sampling and do not."""
+        return ""
+
     @abstractmethod
     def has_tokenizer(self) -> bool:
         """Return whether there are any files of a tokenizer."""

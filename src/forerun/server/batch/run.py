@@ -28,6 +28,7 @@ class _ActiveLine:
     Attributes:
         generations: of its finished prompts, by their index.
         num_left: unfinished prompts.
+        num_cut: tokens that were cut off before the prompts.
         error: the first error.
         active: ids of its prompts in the engine.
     """
@@ -35,6 +36,7 @@ class _ActiveLine:
     batch_line: BatchLine
     request: CompletionRequest
     num_left: int
+    num_cut: int = 0
     generations: dict[int, Generation] = field(default_factory=dict)
     error: Exception | None = None
     active: set[int] = field(default_factory=set)
@@ -136,7 +138,8 @@ class BatchRun:
                 self._done.append((batch_line.index, refusal_line(batch_line, error)))
                 yield None
                 continue
-            active_line = _ActiveLine(batch_line, request, len(prompts))
+            num_cut = sum(prompt.num_cut for prompt in prompts)
+            active_line = _ActiveLine(batch_line, request, len(prompts), num_cut)
             yield from (_Prompt(active_line, index, prompt) for index, prompt in enumerate(prompts))
 
     def _seed_of(self, batch_line: BatchLine) -> int:
@@ -198,6 +201,6 @@ class BatchRun:
             name = answer_name(active_line.batch_line)
             # it depends neither on the clock nor on other requests, so that the same batch has the same answers
             prompts = [generation.prompt_token_ids for generation in generations]
-            asked = Asked(self._texts, active_line.request, prompts, self._model, name, created=0)
+            asked = Asked(self._texts, active_line.request, prompts, self._model, name, 0, active_line.num_cut)
             made = answer_line(active_line.batch_line, 200, Chunks(asked).whole(generations, details=False))
         self._done.append((active_line.batch_line.index, made))

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence as Seq
+from collections.abc import Iterable, Iterator, Mapping, Sequence as Seq
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import accumulate, chain, pairwise, zip_longest
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from forerun.chat.response_format import CALL, CONTENT, REASONING
 from forerun.chat.response_parser import Delta, PlainText, ResponseParser
 from forerun.drafters.lookup.prediction import SOURCE
 from forerun.engine.results import Choice, Generation, SequenceStats, StepOutput, StreamChunk
-from forerun.engine.text import Detokenizer, TokenTexts
+from forerun.engine.text import NO_MARKS, Detokenizer, TokenTexts
 from forerun.sampling import TokenLogprob
-from forerun.server.protocol.model_texts import ModelTexts, TokenNames
+from forerun.server.protocol.bodies import content_text
+from forerun.server.protocol.model_texts import ModelTexts, TokenIdNames, TokenNames
 from forerun.server.protocol.requests import CHAT_URL, CompletionRequest
+from forerun.types import FinishReason
 
 Message: TypeAlias = PlainText | ResponseParser
 """A message of an answer, which grows."""
@@ -61,11 +64,15 @@ class TokenPieces:
     Args:
         before: tokens before the text, on which decoding may depend.
         texts: None if the model has no tokenizer, and so no text.
+        marks: as of `Detokenizer`.
+        start: of the first token, in characters.
     """
 
-    def __init__(self, before: Seq[int], texts: TokenTexts | None) -> None:
-        self._detokenizer = None if texts is None else Detokenizer(texts, before)
-        self._at = 0
+    def __init__(
+        self, before: Seq[int], texts: TokenTexts | None, marks: Mapping[int, str] = NO_MARKS, start: int = 0
+    ) -> None:
+        self._detokenizer = None if texts is None else Detokenizer(texts, before, marks)
+        self._at = start
 
     def push(self, token_ids: Seq[int], *, last: bool = False) -> tuple[list[int], list[str]]:
         """Return the starts, in characters, and the texts of the next tokens. last: nothing follows."""
@@ -74,6 +81,39 @@ class TokenPieces:
             texts[-1] += self._detokenizer.flush()
         *starts, self._at = accumulate(map(len, texts), initial=self._at)
         return starts, texts
+
+
+def prompt_starts(token_ids: Seq[int], text: str, texts: ModelTexts) -> list[int]:
+    """Return the starts of a prompt's tokens in its text, which may hold special tokens, or be without them."""
+    at = 0
+    starts = []
+    pieces = TokenPieces([], texts.texts, texts.special)
+    for token_id in token_ids:
+        starts.append(min(at, len(text)))
+        (piece,) = pieces.push([token_id])[1]
+        mark = texts.special.get(token_id, "")
+        if mark and not text.startswith(mark, at + len(piece) - len(mark)):
+            piece = piece.removesuffix(mark)
+        at += len(piece)
+    return starts
+
+
+def prompt_logprobs(entries: Iterable[TokenLogprob | None], num_top: int, names: TokenNames) -> list[Any]:
+    """Return the `prompt_logprobs` of an answer, in vLLM's form: of each token an object of the `num_top` most probable
+    tokens and the token itself, by their ids. The rank of a token that is none of those is not known."""
+    found: list[Any] = []
+    for entry in entries:
+        if entry is None:
+            found.append(None)
+            continue
+        of_token: dict[str, Any] = {}
+        for rank, (token_id, logprob) in enumerate([*entry.top[:num_top], (entry.token_id, entry.logprob)], 1):
+            text = names.data(token_id).decode(errors="replace")
+            is_listed = rank <= min(num_top, len(entry.top))
+            about = {"logprob": max(logprob, _LOWEST), "rank": rank if is_listed else None, "decoded_token": text}
+            of_token.setdefault(str(token_id), about)
+        found.append(of_token)
+    return found
 
 
 def _top(entry: TokenLogprob, names: TokenNames) -> dict[str, float]:
@@ -168,6 +208,7 @@ class Asked:
         model: the name of the model.
         name: unique among answers.
         created: Unix time in seconds.
+        num_cut: tokens that were cut off before the prompts.
     """
 
     texts: ModelTexts
@@ -176,6 +217,7 @@ class Asked:
     model: str
     name: str
     created: int
+    num_cut: int = 0
 
     def message(self, prompt: int = 0, suffix: str = "") -> Message:
         """Begin the message that answers a prompt. suffix: of its name."""
@@ -202,6 +244,13 @@ class _Growing:
     num_tokens: int = 0
 
 
+_Given = TypeVar("_Given", Choice, StreamChunk)
+
+
+def _joined(first: Mapping[str, list[Any]], second: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
+    return {name: [*first[name], *second[name]] for name in first}
+
+
 class Chunks:
     """Makes the body or the chunks of one answer.
 
@@ -219,14 +268,21 @@ class Chunks:
         self._chat = asked.request.url == CHAT_URL
         kind = "chat.completion" if self._chat else "text_completion"
         self._whole = {
-            "id": f"{'chatcmpl' if self._chat else 'cmpl'}-{asked.name}",
+            "id": f"{'chatcmpl' if self._chat else 'cmpl'}-{asked.request.request_id or asked.name}",
             "object": kind,
             "created": asked.created,
             "model": asked.model,
+            **({"truncated_prompt_tokens": asked.num_cut} if asked.num_cut else {}),
         }
         self._head = self._whole | {"object": f"{kind}.chunk" if self._chat else kind}
         self._choices: dict[int, _Growing] = {}  # that have begun
         self._stats: list[SequenceStats] = []  # of those that have ended
+
+    @cached_property
+    def _names(self) -> TokenNames:
+        """Return the names of tokens in log-probabilities."""
+        names = self._texts.names
+        return TokenIdNames(names) if self._request.returned.names_by_id else names
 
     def whole(self, generations: Seq[Generation], *, details: bool = True) -> dict[str, Any]:
         """Return the body of the answer.
@@ -236,15 +292,35 @@ class Chunks:
             details: include what depends on other requests and on speculation.
         """
         choices = [
-            self._whole_choice(self._choice(prompt, choice.index), generation, choice)
+            self._whole_choice(self._choice(prompt, choice.index), generation, self._shown(choice))
             for prompt, generation in enumerate(generations)
             for choice in generation.choices
         ]
         told = metrics if details else grammar_warnings
         more = told(choice.stats for generation in generations for choice in generation.choices)
+        if self._chat:
+            more |= self._of_prompt(generations[0])
         return {**self._whole, "choices": choices, "usage": self._usage(generations, details), **more}
 
+    def _shown(self, given: _Given) -> _Given:
+        """Return a choice, or a part of it, without what was not asked for."""
+        if not self._request.only_prompt:
+            return given
+        reason: FinishReason | None = None if given.finish_reason is None else "length"
+        logprobs: list[TokenLogprob] | None = None if given.logprobs is None else []
+        return replace(given, text="", token_ids=[], logprobs=logprobs, finish_reason=reason, stop_reason=None)
+
+    def _of_prompt(self, generation: Generation) -> dict[str, Any]:
+        """Return what was asked for of a prompt."""
+        returned = self._request.returned
+        found: dict[str, Any] = {"prompt_token_ids": generation.prompt_token_ids} if returned.token_ids else {}
+        if returned.prompt_logprobs is not None:
+            entries = generation.prompt_logprobs or []
+            found["prompt_logprobs"] = prompt_logprobs(entries, returned.prompt_logprobs, self._texts.names)
+        return found
+
     def _usage(self, generations: Seq[Generation], details: bool) -> dict[str, Any]:
+        generations = [replace(each, choices=[*map(self._shown, each.choices)]) for each in generations]
         reasoning = sum(self._texts.count(choice.message.reasoning) for choice in self._choices.values())
         return usage(self._request, generations, details=details, reasoning_tokens=reasoning)
 
@@ -252,8 +328,9 @@ class Chunks:
         """Return the choice with this index among those of a prompt; begin it if it has not begun."""
         index += prompt * self._request.params.n
         if index not in self._choices:
-            is_first = self._request.echo and not self._request.stream  # then the text begins with the prompt
-            pieces = TokenPieces([] if is_first else self._prompts[prompt], self._texts.texts)
+            marks = NO_MARKS if self._request.params.skip_special_tokens else self._texts.special
+            start = 0 if self._chat else len(self._echoed(prompt))
+            pieces = TokenPieces(self._prompts[prompt], self._texts.texts, marks, start)
             self._choices[index] = _Growing(index, prompt, self._asked.message(prompt, f"_{index}"), pieces)
         return self._choices[index]
 
@@ -262,22 +339,37 @@ class Chunks:
         message.push(choice.text, last=True)
         if self._chat:
             more = _beside_text(message.reasoning, message.calls)
-            content = {"message": {"role": "assistant", "content": message.content, "refusal": None, **more}}
+            before = self._echoed(growing.prompt)
+            said = before + (message.content or "") if before else message.content
+            content = {"message": {"role": "assistant", "content": said, "refusal": None, **more}}
             return self._made(growing, choice, content)
-        if self._request.echo:
-            entries: Any = None if choice.logprobs is None else [*(generation.prompt_logprobs or []), *choice.logprobs]
-            text = self._prompt_text(growing.prompt) + choice.text
-            ids = generation.prompt_token_ids + choice.token_ids
-            choice = replace(choice, text=text, token_ids=ids, logprobs=entries)
-        made = self._made(growing, choice, {"text": choice.text})
-        if made["logprobs"] is not None:  # the text may end before the last tokens do
-            made["logprobs"]["text_offset"] = [min(at, len(choice.text)) for at in made["logprobs"]["text_offset"]]
+        text = self._echoed(growing.prompt) + choice.text
+        made = self._made(growing, choice, {"text": text}) | self._of_prompt(generation)
+        found = made["logprobs"]
+        if found is not None and self._request.echo:
+            found = made["logprobs"] = _joined(self._prompt_report(generation, growing.prompt), found)
+        if found is not None:  # the text may end before the last tokens do
+            found["text_offset"] = [min(at, len(text)) for at in found["text_offset"]]
         return made
 
-    def _prompt_text(self, prompt: int) -> str:
-        """Return the text of one of the prompts, as it is echoed."""
-        given = self._request.prompts[prompt]
-        return given if isinstance(given, str) else self._texts.text(self._prompts[prompt])
+    def _prompt_report(self, generation: Generation, prompt: int) -> dict[str, list[Any]]:
+        """Return the `logprobs` of a prompt that is echoed."""
+        ids = generation.prompt_token_ids
+        most = self._request.params.logprobs
+        entries = [each and replace(each, top=each.top[:most]) for each in generation.prompt_logprobs or []]
+        starts = prompt_starts(ids, self._echoed(prompt), self._texts)
+        return completion_logprobs(ids, entries, starts, self._names)
+
+    def _echoed(self, prompt: int) -> str:
+        """Return the text with which the answer to one of the prompts begins."""
+        request = self._request
+        if not request.echo:
+            return ""
+        given: Any = request.prompts[prompt]
+        if self._chat:
+            last = given[-1]
+            return content_text(last.get("content") or "") if last.get("role") == "assistant" else ""
+        return given if isinstance(given, str) and not self._asked.num_cut else self._texts.text(self._prompts[prompt])
 
     def _made(self, growing: _Growing, given: Choice | StreamChunk, content: dict[str, Any]) -> dict[str, Any]:
         """Return a choice, or a part of it, as the answer has it. content: its text."""
@@ -287,12 +379,15 @@ class Chunks:
         starts, texts = growing.pieces.push(given.token_ids, last=reason is not None) if is_divided else ([], [])
         logprobs = None
         if given.logprobs is not None and self._chat:
-            logprobs = chat_logprobs(given.logprobs, self._texts.names)
+            logprobs = chat_logprobs(given.logprobs, self._names)
         elif given.logprobs is not None:
-            logprobs = completion_logprobs(given.token_ids, given.logprobs, starts, self._texts.names)
+            logprobs = completion_logprobs(given.token_ids, given.logprobs, starts, self._names)
         ended = "tool_calls" if reason == "stop" and growing.message.calls else reason
         drafts = {"drafts": _drafts(given, texts)} if with_drafts and isinstance(given, StreamChunk) else {}
-        return {"index": growing.index, **content, "logprobs": logprobs, "finish_reason": ended, **drafts}
+        made = {"index": growing.index, **content, "logprobs": logprobs, "finish_reason": ended, **drafts}
+        if reason is not None:
+            made["stop_reason"] = given.stop_reason
+        return made | ({"token_ids": given.token_ids} if self._request.returned.token_ids else {})
 
     def of(self, prompt: int, output: StepOutput) -> Iterator[dict[str, Any]]:
         """Yield the chunks of one output; none if there is nothing to show yet.
@@ -300,17 +395,20 @@ class Chunks:
         Args:
             prompt: index of the prompt that it answers.
         """
-        chunk = output.chunk
+        chunk = self._shown(output.chunk)
         request = self._request
         num_begun = len(self._choices)
         growing = self._choice(prompt, chunk.index)
-        if len(self._choices) > num_begun and (self._chat or request.echo):
-            text = {"text": self._prompt_text(prompt) if request.echo else ""}
-            begun = {"delta": {"role": "assistant", "content": ""}} if self._chat else text
-            yield self._chunk(growing, StreamChunk("", []), begun)
+        if len(self._choices) > num_begun and (self._chat or request.echo or request.returned.token_ids):
+            text = self._echoed(prompt)
+            begun = {"delta": {"role": "assistant", "content": text}} if self._chat else {"text": text}
+            made = self._chunk(growing, StreamChunk("", []), begun)
+            if request.returned.token_ids:
+                (made if self._chat else made["choices"][0])["prompt_token_ids"] = [*self._prompts[prompt]]
+            yield made
         growing.num_tokens += len(chunk.token_ids)
-        drafts = request.stream_options.include_drafts and chunk.token_ids
-        if not (chunk.text or chunk.finish_reason is not None or chunk.logprobs or drafts):
+        with_ids = (request.stream_options.include_drafts or request.returned.token_ids) and chunk.token_ids
+        if not (chunk.text or chunk.finish_reason is not None or chunk.logprobs or with_ids):
             return
         made = self._chunk(growing, chunk, self._delta(growing, chunk))
         if output.choice is not None:
@@ -337,7 +435,8 @@ class Chunks:
 
     def _chunk(self, growing: _Growing, chunk: StreamChunk, content: dict[str, Any]) -> dict[str, Any]:
         made = {**self._head, "choices": [self._made(growing, chunk, content)]}
-        if self._request.stream_options.continuous_usage_stats:
+        options = self._request.stream_options
+        if options.include_usage and options.continuous_usage_stats:
             made["usage"] = _counts(len(self._prompts[growing.prompt]), growing.num_tokens)
         return made
 

@@ -5,7 +5,6 @@ A null field counts as left out. Every other field is applied, or refused by nam
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -19,6 +18,7 @@ from forerun.config import MAX_NUM_DRAFT_TOKENS, MAX_TOP_LOGPROBS, NO_DRAFTER, G
 from forerun.drafters.parse_text import split_spec
 from forerun.errors import GrammarError, RequestBodyError, SamplingError
 from forerun.utils.fields import described
+from forerun.utils.habits import hint
 from forerun.utils.json_file import described_value
 
 B = TypeVar("B", bound="Body")
@@ -28,6 +28,8 @@ _LARGE = 1 << 17
 _MOST_BRACKETS, _MOST_VALUES = 1 << 18, 100_000
 """Of a large body."""
 _MOST_STOPS = 256
+_LARGEST_BIAS = 100
+"""As OpenAI's."""
 LABELS = (
     "user",
     "metadata",
@@ -42,13 +44,11 @@ LABELS = (
 WITHOUT_EFFECT: Mapping[str, tuple[Any, ...]] = {
     "modalities": (["text"],),
     "tools": ([],),
-    "tool_choice": ("none", "auto"),
+    "tool_choice": ("none",),
     "functions": ([],),
     "function_call": ("none", "auto"),
     "suffix": ("",),
-    "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True,),
-    "include_stop_str_in_output": (False,),
     "verbosity": ("medium",),
     "background": (False,),
     "truncation": ("disabled",),
@@ -58,6 +58,7 @@ WITHOUT_EFFECT: Mapping[str, tuple[Any, ...]] = {
 SAME_NAMES = (
     *("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"),
     *("logit_bias", "min_tokens", "stop", "stop_token_ids", "ignore_eos", "seed", "n", "priority"),
+    *("include_stop_str_in_output", "skip_special_tokens", "allowed_token_ids", "bad_words"),
 )
 """Fields of SamplingParams that have the same name in a body: OpenAI's, and those that its client sends as
 `extra_body`. All others are given in another form, or are the server's."""
@@ -66,6 +67,7 @@ SAME_NAMES = (
 Strings = Annotated[list[str], Field(fail_fast=True)]
 TokenIds = Annotated[list[int], Field(fail_fast=True)]
 Objects = Annotated[list[dict[str, Any]], Field(fail_fast=True)]
+Messages = Annotated[Objects, Field(min_length=1)]
 Count = Annotated[int, Field(ge=1)]
 TopLogprobs = Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)]
 
@@ -90,11 +92,9 @@ class Body(BaseModel):
                 continue
             shown = ascii(name[:60])[1:-1]
             if name not in WITHOUT_EFFECT:
-                close = difflib.get_close_matches(
-                    name, sorted({*type(self).model_fields, *WITHOUT_EFFECT, *LABELS}), n=1
-                )
-                hint = f"Did you mean {close[0]!r}?" if close else "Leave it out."
-                raise RequestBodyError(f"{shown} is not supported: it would be ignored. {hint}", shown)
+                known = sorted({*type(self).model_fields, *WITHOUT_EFFECT, *LABELS})
+                remedy = hint(name, known, repr, sentences=False) or "Leave it out."
+                raise RequestBodyError(f"{shown} is not supported: it would be ignored. {remedy}", shown)
             if not any(value == each and type(value) is type(each) for each in WITHOUT_EFFECT[name]):
                 values = " or ".join(map(repr, WITHOUT_EFFECT[name]))
                 raise RequestBodyError(f"{name} is not supported, other than {values}. Leave it out.", name)
@@ -144,6 +144,8 @@ def _refusal(error: ValidationError, model: type[Body]) -> RequestBodyError:
         return RequestBodyError(
             f"{place[0]} has more entries than the {most} that it may have. Leave some out.", str(place[0])
         )
+    if kind == "too_short" and len(place) == 1:
+        return RequestBodyError(f"{place[0]} is empty. Give at least one entry.", str(place[0]))
     if not place:
         return RequestBodyError("The request's body is not a JSON object. Give one, with the fields of the request.")
     name = str(place[0])
@@ -207,6 +209,8 @@ def _sampling_fields() -> dict[str, Any]:
     lists: dict[str, Any] = {
         "stop": str | stops,
         "stop_token_ids": ids,
+        "allowed_token_ids": TokenIds,
+        "bad_words": stops,
         "logit_bias": dict[str, Any],
     }
     fields = {}
@@ -362,6 +366,9 @@ class GenerationBody(Sampling):  # type: ignore[misc]  # its fields are those of
         description="true, false, the name of a drafter that the server has loaded, "
         '"SPECULATIVE:num_draft_tokens=4", or an object of "drafter" and "num_draft_tokens"',
     )
+    cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = Field(
+        None, description="a text of 1 to 1024 characters: the cache is shared with requests of the same one alone"
+    )
     prediction: PredictedOutput | None = Field(
         None,
         description='{"type": "content", "content": ...} with a text, or a list of {"type": "text", "text": ...}',
@@ -383,7 +390,10 @@ class GenerationBody(Sampling):  # type: ignore[misc]  # its fields are those of
         if self.prediction is not None:
             given["prediction"] = content_text(self.prediction.content)
         try:
-            return SamplingParams(**{**own, **given, **others})
+            params = SamplingParams(**{**own, **given, "tenant": self.cache_salt, **others})
+            if bias := next((bias for bias in params.logit_bias.values() if abs(bias) > _LARGEST_BIAS), None):
+                raise SamplingError(f"logit_bias holds {bias:g}, but a bias is in -{_LARGEST_BIAS}..{_LARGEST_BIAS}.")
+            return params
         except SamplingError as error:
             name = str(error).split(maxsplit=1)[0]  # messages begin with the field
             raise RequestBodyError(str(error), name if name in SAME_NAMES else None) from None

@@ -14,7 +14,6 @@ from forerun.chat.response_format import CALL, CONTENT, REASONING
 from forerun.chat.response_parser import Delta
 from forerun.engine.chat_template import encode
 from forerun.engine.results import Choice, Generation, StepOutput
-from forerun.engine.text import Detokenizer
 from forerun.errors import PromptError, RequestBodyError
 from forerun.server.protocol.answers import Asked, metrics
 from forerun.server.protocol.bodies import (
@@ -101,7 +100,7 @@ class OutputConfig(BodyPart):
 class MessagesBody(GenerationBody):
     """The body of /v1/messages and, without max_tokens, of /v1/messages/count_tokens."""
 
-    messages: Annotated[list[MessageParam], Field(fail_fast=True)] = Field(
+    messages: Annotated[list[MessageParam], Field(fail_fast=True, min_length=1)] = Field(
         description="a list of messages of user and assistant, each a text or blocks of text, thinking, tool_use and "
         "tool_result: only text is read, no images or documents"
     )
@@ -214,7 +213,6 @@ class MessageEvents:
     num_events = 0
 
     def __init__(self, asked: Asked) -> None:
-        self._asked = asked
         (self._prompt,) = asked.prompts
         self._head = {"id": f"msg_{asked.name}", "type": "message", "role": "assistant", "model": asked.model}
         self._message = asked.message()
@@ -280,16 +278,12 @@ class MessageEvents:
         """Return why an answer has ended."""
         reason = "end_turn"
         stop = None
-        texts = self._asked.texts
-        request = self._asked.request
         if choice.finish_reason != "stop":
             reason = "max_tokens"
         elif self._message.calls:
             reason = "tool_use"
-        elif request.params.stop and texts.texts is not None:
-            marks = texts.marks(request.response_format(texts))
-            after = Detokenizer(texts.texts, self._prompt, marks).push(choice.token_ids)[len(choice.text) :]
-            stop = next((each for each in request.params.stop if after.startswith(each)), None)
+        elif isinstance(choice.stop_reason, str):
+            stop = choice.stop_reason
         return {"stop_reason": reason if stop is None else "stop_sequence", "stop_sequence": stop}
 
     def _figures(self, choice: Choice) -> dict[str, Any]:

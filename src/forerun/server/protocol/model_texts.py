@@ -9,7 +9,7 @@ from typing import Any
 
 from forerun.chat.response_format import CALL, ResponseFormat, find_format
 from forerun.engine.chat_template import check_template
-from forerun.engine.text import Detokenizer, TokenTexts
+from forerun.engine.text import NO_MARKS, Detokenizer, TokenTexts
 from forerun.errors import PromptError
 from forerun.utils.vocabulary import encode_text, special_tokens, token_bytes, tokens_by_id
 
@@ -46,6 +46,18 @@ class TokenNames:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
 
 
+class TokenIdNames(TokenNames):
+    """Names of tokens by their ids, `token_id:5`, for `return_tokens_as_token_ids`."""
+
+    def __init__(self, names: TokenNames) -> None:
+        self._names = names._names
+        self._bytes = names._bytes
+
+    def text(self, token_id: int) -> str:
+        """Return the name of a token."""
+        return f"token_id:{token_id}"
+
+
 class ModelTexts:
     """The names and texts of one target's tokens, which are made when they are needed.
 
@@ -79,6 +91,11 @@ class ModelTexts:
         template = getattr(self.tokenizer, "chat_template", None)
         return form is not None and "tools" in str(template) and any(region.kind == CALL for region in form.regions)
 
+    @cached_property
+    def special(self) -> dict[int, str]:
+        """Return id -> text of the special tokens."""
+        return {} if self.texts is None else {token_id: text for text, token_id in self.texts.special.items()}
+
     def marks(self, form: ResponseFormat | None) -> dict[int, str]:
         """Return id -> text of the special tokens that an answer's text must show to be parsed."""
         return {} if form is None or self.texts is None else form.markup(self.texts.special)
@@ -98,11 +115,11 @@ class ModelTexts:
         """Return the texts of tokens; None if the model has no tokenizer."""
         return None if self.tokenizer is None else TokenTexts(self.tokenizer)
 
-    def text(self, token_ids: Seq[int]) -> str:
-        """Return the text of tokens, without special ones; empty if the model has no tokenizer."""
+    def text(self, token_ids: Seq[int], *, special: bool = True) -> str:
+        """Return the text of tokens; empty if the model has no tokenizer. special: with that of special ones."""
         if self.texts is None:
             return ""
-        detokenizer = Detokenizer(self.texts, [])
+        detokenizer = Detokenizer(self.texts, [], self.special if special else NO_MARKS)
         return detokenizer.push(token_ids) + detokenizer.flush()
 
     def count(self, text: str) -> int:

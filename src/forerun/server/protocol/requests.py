@@ -17,6 +17,7 @@ from forerun.chat.response_parser import ResponseParser
 from forerun.config import MAX_TOP_LOGPROBS, SamplingParams
 from forerun.engine import LLM
 from forerun.engine.chat_template import Prompt, encode
+from forerun.engine.request_checks import naming_prompt
 from forerun.engine.sequence import Request
 from forerun.errors import ContextLengthError, GrammarError, PromptError, RequestBodyError
 from forerun.server.protocol.bodies import (
@@ -25,7 +26,7 @@ from forerun.server.protocol.bodies import (
     Format,
     Function,
     GenerationBody,
-    Objects,
+    Messages,
     Strings,
     StructuredOutputs,
     TokenIds,
@@ -47,7 +48,7 @@ class StreamOptions(BodyPart):
 
     Attributes:
         include_usage: in its last chunk the usage.
-        continuous_usage_stats: in each chunk the usage of its choice so far.
+        continuous_usage_stats: with that, in each chunk the usage of its choice so far.
         include_drafts: in each chunk its tokens' texts and their drafters.
     """
 
@@ -55,6 +56,21 @@ class StreamOptions(BodyPart):
     continuous_usage_stats: bool = False
     include_drafts: bool = False
     include_obfuscation: Literal[False] | None = False
+
+
+@dataclass(frozen=True, slots=True)
+class Returned:
+    """What an answer has beside its texts.
+
+    Attributes:
+        prompt_logprobs: as of SamplingParams; None: none are returned.
+        token_ids: those of prompt and answer.
+        names_by_id: tokens of log-probabilities are named `token_id:5`.
+    """
+
+    prompt_logprobs: int | None = None
+    token_ids: bool = False
+    names_by_id: bool = False
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -67,7 +83,12 @@ class CompletionRequest:
         prompts: a chat has one, its messages; completions may have several, each with choices of its own.
         params: options of each prompt.
         prompt_field: the field of the body that holds the prompts.
-        echo: the answer begins with the prompt.
+        echo: the answer begins with the prompt; that of a chat with its last message, if it is the assistant's.
+        only_prompt: the answer is no more than the echo.
+        special: prompts have the tokens that the tokenizer puts around a text; None: texts do.
+        truncate: tokens that a prompt keeps, its last ones; -1: as many as leave room for the answer.
+        returned: what the answer has beside its texts.
+        request_id: of the client's, in the answer's id.
         stream: the answer is streamed.
         stream_options: what a stream holds beside the text.
         template_options: variables of the chat template beside the messages.
@@ -85,6 +106,11 @@ class CompletionRequest:
     params: SamplingParams
     prompt_field: str = "messages"
     echo: bool = False
+    only_prompt: bool = False
+    special: bool | None = None
+    truncate: int | None = None
+    returned: Returned = dataclass_field(default_factory=Returned)
+    request_id: str | None = None
     stream: bool = False
     stream_options: StreamOptions = dataclass_field(default_factory=StreamOptions)
     template_options: Mapping[str, Any] = dataclass_field(default_factory=dict)
@@ -119,27 +145,49 @@ class CompletionRequest:
                 "that is not known. Leave it out, take a model that was made for tools, or give its response template.",
                 param,
             )
-        prompts = self.prompts
         params = self.params
         try:
+            encoded = self._encoded(llm, options)
+            prompts = [ids[-self._most_kept(llm) :] for ids in encoded]
             if self.forced is not None:
                 assert form is not None  # it carries calls
-                ids = encode(prompts[0], llm.tokenizer, llm.target.name, options, model=llm.target)
-                kind = self.parser(form, texts, ids, "").kind
+                kind = self.parser(form, texts, prompts[0], "").kind
                 if kind == CALL:
                     raise PromptError("The last message begins a call, which tool_choice cannot force. Leave it out.")
                 thinks = kind == REASONING
                 grammar = self.forced.grammar(form, self.tools, llm.engine.grammars, thinks, self.one_call)
-                prompts = [ids]
                 params = replace(params, grammar=grammar)
-            made = llm.requests(prompts, params, options, stream=self.stream, flow=flow)
+            made = llm.requests(prompts, params, stream=self.stream, flow=flow)
         except PromptError as error:
             code = "context_length_exceeded" if isinstance(error, ContextLengthError) else None
             raise RequestBodyError(str(error), self.prompt_field, code) from None
         except GrammarError as error:
             raise RequestBodyError(str(error), params.grammar.field if params.grammar else None) from None
         marks = texts.marks(form)
-        return [replace(each, marks=marks) for each in made]
+        cut = [len(ids) - len(each.prompt_token_ids) for ids, each in zip(encoded, made, strict=True)]
+        return [
+            replace(each, marks={**each.marks, **marks}, num_cut=num_cut)
+            for each, num_cut in zip(made, cut, strict=True)
+        ]
+
+    def _encoded(self, llm: LLM, options: Mapping[str, Any]) -> list[list[int]]:
+        """Return the token ids of each prompt. Raises PromptError."""
+        model = llm.target if self.truncate is None else None  # what is cut may be too long
+        found = []
+        for index, prompt in enumerate(self.prompts):
+            with naming_prompt(index, len(self.prompts)):
+                found.append(encode(prompt, llm.tokenizer, llm.target.name, options, special=self.special, model=model))
+        return found
+
+    def _most_kept(self, llm: LLM) -> int:
+        """Return how many tokens of a prompt are kept at most; 0 for all. Raises RequestBodyError if none could be."""
+        if self.truncate != -1:
+            return self.truncate or 0
+        most = llm.target.context_length
+        room = most - (self.params.max_tokens if self.params.max_tokens < most else 1)  # a chat may fill the context
+        if room < 1:
+            raise RequestBodyError("max_tokens leaves no room for a prompt in the context. Lower it.", "max_tokens")
+        return room
 
     def parser(self, form: ResponseFormat, texts: ModelTexts, token_ids: Seq[int], name: str) -> ResponseParser:
         """Return the parser of an answer, or of what goes on in the last message.
@@ -181,6 +229,13 @@ class CompletionOptions(GenerationBody):
     """The fields of both chats and completions."""
 
     max_tokens: Count | None = None
+    prompt_logprobs: TopLogprobs | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    add_special_tokens: bool | None = None
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1)] | None = None
+    request_id: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+    echo: bool | None = None
     stream_options: StreamOptions | None = None
     response_format: Format | None = None
     structured_outputs: StructuredOutputs | None = None
@@ -189,12 +244,33 @@ class CompletionOptions(GenerationBody):
     guided_choice: Strings | None = None
     guided_grammar: str | None = None
 
-    def streaming(self) -> dict[str, Any]:
-        """Return whether to stream, and what the stream holds beside the text. Raises RequestBodyError."""
-        options = self.stream_options or StreamOptions()
-        if options.include_drafts and not self.stream:
-            raise RequestBodyError("include_drafts needs stream to be true. Leave it out.", param="stream_options")
-        return {"stream": bool(self.stream), "stream_options": options}
+    def common(self) -> dict[str, Any]:
+        """Return what both have of a CompletionRequest: how prompts are encoded, and what is returned in what form.
+
+        Raises:
+            RequestBodyError: two fields contradict each other.
+        """
+        if self.stream_options is not None and not self.stream:
+            raise RequestBodyError("stream_options needs stream to be true. Leave it out.", param="stream_options")
+        if self.stream and self.prompt_logprobs is not None:
+            raise RequestBodyError(
+                "prompt_logprobs are there when the answer is, so they are not streamed. Leave out one of them.",
+                param="prompt_logprobs",
+            )
+        if self.truncate_prompt_tokens == 0:
+            raise RequestBodyError(
+                "truncate_prompt_tokens is 0, which leaves no prompt. Give 1 or more, or -1.", "truncate_prompt_tokens"
+            )
+        returned = Returned(self.prompt_logprobs, bool(self.return_token_ids), bool(self.return_tokens_as_token_ids))
+        return {
+            "stream": bool(self.stream),
+            "stream_options": self.stream_options or StreamOptions(),
+            "special": self.add_special_tokens,
+            "truncate": self.truncate_prompt_tokens,
+            "request_id": self.request_id,
+            "echo": bool(self.echo),
+            "returned": returned,
+        }
 
     def params(self, own: Mapping[str, Any], **others: Any) -> SamplingParams:
         given = {kind: getattr(self, f"guided_{kind}") for kind in ("json", "regex", "choice", "grammar")}
@@ -212,6 +288,7 @@ class Tool(TypedDict):
 
 # it stays as it is, since the order of its keys is that of the prompt
 CheckedTool = Annotated[Tool, WrapValidator(lambda tool, check: check(tool) and tool)]
+Tools = Annotated[list[CheckedTool], Field(fail_fast=True)]
 
 
 class ChosenName(BodyPart):
@@ -239,7 +316,7 @@ def with_read_calls(message: dict[str, Any], param: str = "messages") -> dict[st
 class ChatBody(CompletionOptions):
     """The body of a chat."""
 
-    messages: Objects
+    messages: Messages
     max_completion_tokens: Count | None = None
     logprobs: bool | None = None
     top_logprobs: TopLogprobs | None = None
@@ -247,7 +324,7 @@ class ChatBody(CompletionOptions):
     continue_final_message: bool | None = None
     add_generation_prompt: bool | None = None
     reasoning_effort: str | None = None
-    tools: Annotated[list[CheckedTool], Field(fail_fast=True)] | None = None
+    tools: Tools | None = None
     tool_choice: Literal["auto", "none", "required"] | ChosenTool | None = Field(
         None,
         description='\'auto\', \'none\', \'required\', or {"type": "function", "function": {"name": ...}}',
@@ -274,8 +351,11 @@ class ChatBody(CompletionOptions):
             own,
             max_tokens=self.max_completion_tokens or self.max_tokens or context_length,
             logprobs=(self.top_logprobs or 0) if self.logprobs else None,
+            prompt_logprobs=self.prompt_logprobs,
         )
         choice = self.tool_choice
+        if choice not in (None, "none") and self.tools is None:
+            raise RequestBodyError("tool_choice needs tools. Give them, or leave it out.", param="tool_choice")
         tools = () if self.tool_choice == "none" else tuple(self.tools or ())
         name = choice.function.name if isinstance(choice, ChosenTool) else None
         return CompletionRequest(
@@ -283,7 +363,7 @@ class ChatBody(CompletionOptions):
             self.model,
             [list(map(with_read_calls, self.messages))],
             params,
-            **self.streaming(),
+            **self.common(),
             template_options=with_effort(self.chat_template_kwargs, self.reasoning_effort),
             ending=self._ending(),
             tools=tools,
@@ -319,7 +399,7 @@ class CompletionBody(CompletionOptions):
         description="a string, a list of strings, a list of token ids or a list of such lists, and not empty",
         union_mode="left_to_right",
     )
-    echo: bool | None = None
+    max_tokens: Annotated[int, Field(ge=0)] | None = Field(None, description="a whole number of 1 or more")
     best_of: Count | None = None
     logprobs: TopLogprobs | None = Field(
         None, description=f"a whole number in 0..{MAX_TOP_LOGPROBS}: how many of the most probable tokens to list"
@@ -334,11 +414,14 @@ class CompletionBody(CompletionOptions):
                 "stream, echo or logprobs.",
                 param="echo",
             )
+        if self.max_tokens == 0 and not self.echo:
+            raise RequestBodyError("max_tokens is 0, but must be 1 or more without echo. Correct it.", "max_tokens")
+        of_prompt = [each for each in (self.logprobs if echoed else None, self.prompt_logprobs) if each is not None]
         params = self.params(
             own,
-            max_tokens=self.max_tokens or DEFAULT_COMPLETION_TOKENS,
+            max_tokens=DEFAULT_COMPLETION_TOKENS if self.max_tokens is None else max(self.max_tokens, 1),
             logprobs=self.logprobs,
-            prompt_logprobs=self.logprobs if echoed else None,
+            prompt_logprobs=max(of_prompt, default=None),
         )
         if self.best_of not in (None, params.n):
             raise RequestBodyError("best_of is not supported, other than equal to n. Leave it out.", param="best_of")
@@ -350,8 +433,8 @@ class CompletionBody(CompletionOptions):
             [prompts] if alone else prompts,
             params,
             "prompt",
-            bool(self.echo),
-            **self.streaming(),
+            **self.common(),
+            only_prompt=self.max_tokens == 0,
         )
 
 

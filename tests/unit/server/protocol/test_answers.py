@@ -13,7 +13,14 @@ from forerun import LLM, DrafterError, EngineClosedError, Generation, PromptErro
 from forerun.engine.results import SourceStats
 from forerun.errors import QueueFullError, RequestBodyError
 from forerun.sampling import TokenLogprob
-from forerun.server.protocol.answers import Asked, Chunks, TokenPieces, completion_logprobs, usage
+from forerun.server.protocol.answers import (
+    Asked,
+    Chunks,
+    TokenPieces,
+    completion_logprobs,
+    prompt_starts,
+    usage,
+)
 from forerun.server.protocol.errors import error_response
 from forerun.server.protocol.model_texts import ModelTexts, TokenNames
 from forerun.server.protocol.requests import CHAT_URL, COMPLETIONS_URL, CompletionRequest, parse_body
@@ -99,6 +106,27 @@ def test_an_echo_with_log_probabilities(llm: LLM, as_tokens: bool) -> None:
         assert top[name] == logprob and len(top) in (2, 3)
     for token_id, at in zip(ids, found["text_offset"]):
         assert choice["text"][at:].startswith(TokenNames(TOKENIZER).text(token_id))
+
+
+@pytest.mark.parametrize("as_tokens", [False, True])
+def test_offsets_count_the_special_tokens_that_the_text_has(llm: LLM, as_tokens: bool) -> None:
+    text = f"hello{END} world{END}"
+    ids = TOKENIZER(text)["input_ids"]
+    fields = {"prompt": ids if as_tokens else text, "echo": True, "logprobs": 0, "max_tokens": 3, "seed": 4}
+    _, [generation], body = answer(llm, COMPLETIONS_URL, **fields)
+    [choice] = body["choices"]
+    assert choice["text"] == text + generation.text
+    offsets = choice["logprobs"]["text_offset"]
+    for token_id, at in zip(ids, offsets):
+        assert choice["text"][at:].startswith(TokenNames(TOKENIZER).text(token_id))
+    assert offsets[len(ids)] == len(text)
+
+
+def test_offsets_are_without_special_tokens_that_the_text_lacks() -> None:
+    """A token that the tokenizer puts before a text has no characters of it."""
+    ids = ids_of(TOKENIZER, END, "a", "Ġworld")
+    assert prompt_starts(ids, "a world", ModelTexts(TOKENIZER)) == [0, 0, 1]
+    assert prompt_starts(ids, f"{END}a world", ModelTexts(TOKENIZER)) == [0, len(END), len(END) + 1]
 
 
 def test_no_echo_begins_with_the_answer(llm: LLM) -> None:

@@ -42,6 +42,10 @@ SAME: dict[str, Any] = {
     "frequency_penalty": -0.5,
     "repetition_penalty": 1.1,
     "logit_bias": {"5": -100, "6": 1.5},
+    "include_stop_str_in_output": True,
+    "skip_special_tokens": False,
+    "allowed_token_ids": [3, 5],
+    "bad_words": ["a"],
 }
 
 
@@ -61,7 +65,7 @@ def test_no_option_is_forgotten() -> None:
 
 
 def test_an_option_that_nobody_listed_is_refused() -> None:
-    for name in ("tenant", "prompt_logprobs", "drafter", "grammar"):
+    for name in ("tenant", "detokenize", "drafter", "grammar"):
         with pytest.raises(RequestBodyError, match=f"^{name} is not supported"):
             chat(**{name: "a"})
 
@@ -151,7 +155,7 @@ def test_streams() -> None:
 @pytest.mark.parametrize(
     "fields",
     [
-        {"stream_options": {"include_usage": False, "include_obfuscation": False}},
+        {"tool_choice": "none"},
         {"add_generation_prompt": True, "continue_final_message": False, "verbosity": "medium"},
         {"top_logprobs": 0, "logprobs": False},
     ],
@@ -169,10 +173,11 @@ def test_labels_change_nothing(name: str) -> None:
 
 @pytest.mark.parametrize("name", WITHOUT_EFFECT)
 def test_fields_that_ask_for_nothing(name: str) -> None:
+    more = {"stream": True} if name == "stream_options" else {}
     for value in WITHOUT_EFFECT[name]:
-        assert chat(**{name: value}) == chat()
+        assert chat(**{name: value, **more}) == chat(**more)
     with pytest.raises(RequestBodyError, match=rf"{name}(\.\w+)? is (not supported|an object, but must be)") as caught:
-        chat(**{name: {"type": "json_object"}})
+        chat(**{name: {"type": "json_object"}, **more})
     assert caught.value.param == name
 
 
@@ -180,6 +185,10 @@ def test_fields_that_ask_for_nothing(name: str) -> None:
     ("fields", "param", "words"),
     [
         ({"tempreature": 1}, "tempreature", "Did you mean 'temperature'"),
+        ({"n_predict": 1}, "n_predict", "Did you mean 'max_tokens'"),
+        ({"stop_sequences": ["a"]}, "stop_sequences", "Did you mean 'stop'"),
+        ({"xyzzy": 1}, "xyzzy", "ignored. Leave it out"),
+        ({"lora_request": 1}, "lora_request", "ignored. Leave it out"),
         ({"best_of": 2}, "best_of", "equal to n"),
         ({"temperature": "0.5"}, "temperature", "must be a number"),
         ({"temperature": -1}, "temperature", "0..100"),
@@ -214,13 +223,13 @@ def test_what_a_completion_is_refused_for(fields: dict[str, Any], param: str | N
     [
         ({"messages": None}, "messages"),
         ({"messages": "hello"}, "messages"),
+        ({"messages": []}, "messages"),
         ({"messages": ["hello"]}, "messages"),
         ({"logprobs": 3}, "logprobs"),
         ({"top_logprobs": 3}, "logprobs"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
         ({"max_completion_tokens": 0}, "max_completion_tokens"),
         ({"chat_template_kwargs": []}, "chat_template_kwargs"),
-        ({"echo": True}, "echo"),
         ({"reasoning_effort": 3}, "reasoning_effort"),
         ({"tenant": "x"}, "tenant"),
     ],

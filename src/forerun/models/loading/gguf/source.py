@@ -16,7 +16,7 @@ from forerun.kernels.block_weight import BLOCK_TYPES, BlockType, BlockWeight
 from forerun.kernels.quantize import QuantizedFormat, QuantizedWeight
 from forerun.models.families.table import spec_of
 from forerun.models.loading.configuration import PlainConfig, read_eos_token_ids, token_ids_of
-from forerun.models.loading.folder import GENERATION_CONFIG, part_paths
+from forerun.models.loading.folder import GENERATION_CONFIG, ModelFolder, part_paths
 from forerun.models.loading.gguf.configuration import read_gguf_config, transformers_config
 from forerun.models.loading.gguf.file import REMEDY, GgufFile, block_weight, form_to_keep, weight_to_keep
 from forerun.models.loading.gguf.packed_weights import PackedWeights, open_slices
@@ -42,11 +42,11 @@ _SAMPLING = {
 class GgufSource(ModelSource):
     """One GGUF file. It stays open, mapped into memory, as long as the source or its packed weights are in use."""
 
-    place_of_sampling = "the file"
-
     def __init__(self, name: str, path: Path) -> None:
         self.name = name
         self.path = path
+        self.folder = ModelFolder(name, path.parent)
+        self.place_of_sampling = GENERATION_CONFIG if self._has_generation_config else "the file"
         self._packed: tuple[DecoderSpec | None, PackedWeights] | None = None  # of the last spec
 
     @cached_property
@@ -171,9 +171,23 @@ class GgufSource(ModelSource):
     def recommended_sampling(self) -> dict[str, float]:
         """Return the sampling options that the files recommend, if they would change the result of a request without
         options (`ModelSource.recommended_sampling`)."""
+        if self._has_generation_config:
+            return self.folder.recommended_sampling()
         fields = self.file.fields
         found = {option: fields.number(key, neutral) for option, (key, neutral) in _SAMPLING.items()}
         return {option: value for option, value in found.items() if value != _SAMPLING[option][1]}
+
+    @property
+    def _has_generation_config(self) -> bool:
+        return (self.path.parent / GENERATION_CONFIG).is_file()
+
+    def published_name(self) -> str:
+        """Return what the file says of the model's name (`ModelSource.published_name`)."""
+        metadata = self.file.metadata
+        if self._has_generation_config or any(key in metadata for key, _ in _SAMPLING.values()):
+            return ""
+        keys = ("general.basename", "general.name", "general.finetune", "general.architecture")
+        return " ".join([*(str(metadata.get(key, "")) for key in keys), self.path.name])
 
     def has_tokenizer(self) -> bool:
         """Return whether there are any files of a tokenizer (`ModelSource.has_tokenizer`)."""
