@@ -90,7 +90,7 @@ def test_bad_words_are_texts() -> None:
         ({"bad_words": "ab"}, "a list of strings"),
         ({"bad_words": [""]}, "non-empty"),
         ({"bad_words": [[SIZE]]}, "bad_words names token"),
-        ({"bad_words": ["\ud800"]}, "no|not Unicode"),
+        ({"bad_words": ["\ud800"]}, "is not Unicode"),
     ],
     ids=str,
 )

@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
+from forerun.server.protocol.requests import parse_body
 from serving import NAME, Served
 from small_tokenizers import END
 
@@ -197,19 +198,18 @@ def test_the_client_names_its_request(http: httpx.Client, asked: Any) -> None:
     assert {chunk["id"] for chunk in streamed(http, url, body, request_id="mine")} == {f"{head}-mine"}
 
 
-def test_salted_prompts_share_the_cache_among_themselves(http: httpx.Client, asked: Any) -> None:
+def test_salted_prompts_share_the_cache_among_themselves(http: httpx.Client, served: Served, asked: Any) -> None:
+    """What is kept of a prompt is its tenant's: the salt makes another one of it, which has the key's priorities."""
     url, body = asked
-    long = " ".join(["hello world"] * 80)
-    body = {**body, "messages": [{"role": "user", "content": long}]} if url == CHAT else {**body, "prompt": long}
 
-    def cached(salt: str | None) -> int:
-        made: int = post(http, url, body, cache_salt=salt)["usage"]["prompt_tokens_details"]["cached_tokens"]
-        return made
+    def made(key: str | None, salt: str | None) -> Any:
+        (request,) = served.service.requests(parse_body(url, {**body, "cache_salt": salt}, 4096), key)
+        return request
 
-    salts = [f"a {url}", f"a {url}", f"b {url}", f"b {url}"]
-    first, again, other, other_again = map(cached, salts)
-    assert first == other == 0
-    assert again == other_again
+    asks = [(None, None), (None, "a"), (None, "b"), ("key", None), ("key", "a"), ("a", None)]
+    tenants = [made(*each).params.tenant for each in asks]
+    assert len({*tenants}) == len(asks) and tenants == [made(*each).params.tenant for each in asks]
+    assert made("key", "a").scope == made("key", None).scope == "key" and made(None, "a").scope is None
     assert refused(http, url, body, cache_salt="")[0] == "cache_salt"
 
 
