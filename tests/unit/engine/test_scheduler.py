@@ -11,6 +11,7 @@ from hypothesis import given, strategies as st
 from doubles import FakeModel, Scripted, adversaries
 from forerun.config import EngineConfig, SamplingParams
 from forerun.engine import Engine, StepOutput
+from forerun.engine.scheduler import MAX_ROWS
 from forerun.errors import PromptError, QueueFullError
 from forerun.models import Rows
 from forerun.speculation import AutomaticPolicy, FixedPolicy, SpeculationPolicy
@@ -95,6 +96,27 @@ def test_priority_comes_first_and_takes_places() -> None:
         order += [output.request_id for output in engine.step() if output.choice is not None]
         check(engine)
     assert order == [high, middle, low]
+
+
+def test_who_lost_a_place_gets_it_back_in_the_order_of_coming() -> None:
+    _, engine = engine_of(1000, max_batch=2)
+    low = [engine.add([1, i], replace(GREEDY, priority=-1)) for i in range(3)]
+    engine.step()
+    for i in range(2):
+        engine.add([3, i], GREEDY)
+    order = []
+    while engine.has_work:
+        order += [output.request_id for output in engine.step() if output.choice is not None]
+    assert order[2:] == low
+
+
+def test_prompts_of_one_step_share_its_rows() -> None:
+    _, engine = engine_of(1000)
+    for i in range(3):
+        engine.add([i] * 250, replace(GREEDY, max_tokens=1))
+    engine.step()
+    assert engine.last_step.num_rows == MAX_ROWS < 3 * 250
+    finish(engine)
 
 
 def test_tenants_take_turns() -> None:
