@@ -259,6 +259,16 @@ def test_a_newcomer_gets_no_slot_of_a_flow_of_higher_priority(priority: int, has
     assert [last[each, 0].choice.stats.num_preemptions for each in bulk] == [0, int(has_slot)]
 
 
+def test_a_newcomer_gets_no_slot_of_a_flow_that_has_one() -> None:
+    _, engine = engine_of(1000, max_batch=2)
+    flows = [*enqueue(engine, [[1, 2]], GREEDY, "one"), *enqueue(engine, [[1, 3]], GREEDY, "two")]
+    engine.step()
+    enqueue(engine, [[3, 4]], GREEDY, "new")
+    engine.step()
+    assert running(engine) == flows
+    finish(engine)
+
+
 def test_choices_of_one_request_do_not_keep_a_newcomer_out() -> None:
     _, engine = engine_of(1000, max_batch=2)
     (many,) = enqueue(engine, [[1, 2]], SamplingParams(n=9, seed=1, max_tokens=20, ignore_eos=True), "many")
@@ -300,8 +310,10 @@ def test_a_full_queue_refuses() -> None:
     _, engine = engine_of(100, max_batch=2, max_queue=1)
     for _ in range(3):
         engine.add([1], GREEDY)
-    with pytest.raises(QueueFullError, match="max_queue 1 there is room for 0"):
-        engine.add([1], GREEDY)
+    for _ in range(2):  # before any of them runs, and while two do
+        with pytest.raises(QueueFullError, match="max_queue 1 there is room for 0"):
+            engine.add([1], GREEDY)
+        engine.step()
     finish(engine)
     engine.add([1], GREEDY)
     finish(engine)
@@ -369,6 +381,10 @@ def test_a_repeated_prompt_is_not_computed_again() -> None:
     assert second.stats.num_cached_tokens == 48
     assert fake.num_rows - before == 2 + 11
     assert answer(replace(GREEDY, tenant="other")).choice.stats.num_cached_tokens == 0
+    engine.add([*reversed(prompt)], replace(GREEDY, tenant="other"))
+    finish(engine)
+    number = engine.add([*reversed(prompt)], GREEDY)
+    assert finish(engine)[number, 0].choice.stats.num_cached_tokens == 0
     whole = answer(replace(GREEDY, prompt_logprobs=0, max_tokens=1))
     assert len(whole.prompt_logprobs) == 50
     assert whole.choice.stats.num_cached_tokens == 0
