@@ -661,7 +661,7 @@ MUTANTS = [
         "kv_cache/prefix_tree.py",
         "token_ids[index * PAGE : (",
         "token_ids[index * PAGE + 1 : (",
-        ("unit/kv_cache/test_paged_cache.py", "unit/kv_cache/test_sequence_cache.py"),
+        CUTS,
     ),
 ]
 
