@@ -15,6 +15,7 @@ from forerun.cli import options
 from forerun.cli.output import print_json, size_text, terminal_width
 from forerun.drafters.option_help import DrafterOption, class_options, drafter_options
 from forerun.drafters.registry import DRAFTERS
+from forerun.drafters.third_party import find_class, installed_drafters, named_module
 from forerun.errors import ConfigError
 from forerun.lab.tune.public_drafts import public_drafts
 
@@ -37,8 +38,6 @@ def drafters(
     json: options.Json = False,
 ) -> None:
     """List the drafters, a line each; of NAME the options that NAME:key=value,key=value may set."""
-    from forerun.drafters.third_party import installed_drafters
-
     if for_model is not None:
         _list_for(for_model, json)
         return
@@ -83,8 +82,6 @@ def _show(text: str, json: bool) -> None:
 
 def _described(text: str) -> tuple[str, str, list[DrafterOption]]:
     """Return name, description and options of what --drafter takes by this text, whatever options follow in it."""
-    from forerun.drafters.third_party import find_class, named_module
-
     name = text.partition(":")[0]
     if name in DRAFTERS:
         return name, DRAFTERS[name].description, drafter_options(DRAFTERS[name])

@@ -74,6 +74,7 @@ class Traits:
         can_sleep: steps in which it does not draft may be kept from it. It still hears of `start`, `stop` and `rewind`.
         learns: it would learn from them.
         acceptance: as the record of its head or draft model tells it. A drafter that calls several leaves it to them.
+        num_probes: nodes beside a draft that the target computes and never accepts. A fixed K does not count them.
     """
 
     cost_key: tuple[str, ...] = ()
@@ -85,6 +86,7 @@ class Traits:
     can_sleep: bool = False
     learns: bool = False
     acceptance: Acceptance = UNKNOWN_ACCEPTANCE
+    num_probes: int = 0
 
     def automatic_policy(self, costs: CostModel) -> SpeculationPolicy:
         """Make the policy that chooses K for such a drafter, by these costs."""

@@ -348,7 +348,8 @@ class SequenceStep:
         own.num_tokens += len(chunk.token_ids)
         own.num_forwards += 1
         own.num_plain_forwards += not self.num_draft_tokens
-        own.num_asked_tokens += self.num_draft_tokens or 0
+        num_probes = 0 if draft is None else len(draft) - draft.num_candidates
+        own.num_asked_tokens += max((self.num_draft_tokens or 0) - num_probes, 0)
         if self.reason is not None:
             decision = f"{'on' if self.num_draft_tokens else 'off'}: {self.reason}"
             own.decisions[decision] = own.decisions.get(decision, 0) + 1

@@ -10,7 +10,7 @@ from time import perf_counter
 
 import torch
 
-from forerun.config import AUTO, EngineConfig
+from forerun.config import AUTO, MAX_NUM_DRAFT_TOKENS, EngineConfig
 from forerun.drafters import Drafter
 from forerun.drafters.base import Offer, Traits
 from forerun.drafters.validation import check_tokens, checked_drafts, name_of
@@ -180,6 +180,11 @@ class StepLoop:
             self._constrained.add(state)
         if self._drafter is not None:
             state.entered = True
+            offer = self._drafter.offers.get(self._drafter.chosen(state.sequence.params) or "")
+            traits = self._drafter.traits if offer is None else offer.traits
+            asked = state.request.params.num_draft_tokens
+            if state.most_drafted and asked is not None:
+                state.most_drafted = with_probes(asked, traits)
             self._drafter.start(state.sequence)
             self._check_untouched([state])
 
@@ -494,6 +499,11 @@ class StepLoop:
             _log.exception("%s failed to drop what sequences share", name_of(self._drafter))
 
 
+def with_probes(k: int, traits: Traits) -> int:
+    """Return the nodes of a draft of at most so many tokens."""
+    return min(k + traits.num_probes, MAX_NUM_DRAFT_TOKENS) if k else 0
+
+
 def _new_policy(config: EngineConfig, target: LanguageModel, drafter: Drafter | None) -> SpeculationPolicy | None:
     if drafter is None:
         return None
@@ -509,5 +519,5 @@ def _policy_of(offer: Offer, config: EngineConfig, target: LanguageModel) -> Spe
     if k == AUTO and offer.num_draft_tokens is not None:
         k = offer.num_draft_tokens
     if isinstance(k, int):
-        return FixedPolicy(k)
+        return FixedPolicy(with_probes(k, traits))
     return traits.automatic_policy(drafter_costs((identity(target), *traits.cost_key)).costs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -13,6 +14,7 @@ from against_plain import assert_output_is_plain
 from doubles import FakeModel
 from forerun.config import MAX_NUM_DRAFT_TOKENS, EngineConfig, SamplingParams
 from forerun.drafters import Binding, Lookahead
+from forerun.drafters.hybrid.by_request import ByRequest
 from forerun.drafters.lookup.lookahead import MAX_NGRAMS, LookaheadWindow, NgramPool, window_parents
 from forerun.engine import Engine
 from forerun.errors import ConfigError
@@ -159,7 +161,8 @@ def test_any_budget_and_any_room(budget: int, room: int) -> None:
     assert all(parent < n for parent in parents[:n])
     pooled = {ngram[:room] for ngram in drafter._states[sequence].pool.find(sequence.token_ids[-1])}
     prefixes = {ngram[:size] for ngram in pooled for size in range(1, len(ngram) + 1)}
-    assert n == min(budget, len(prefixes))
+    probes = drafter.traits.num_probes
+    assert n == min(budget - probes if budget > probes else budget, len(prefixes))
     paths = [tuple(draft.ids[each] for each in ancestors(parents, node)) for node in range(n)]
     assert len(set(paths)) == n and set(paths) <= prefixes
     columns = (len(draft) - n + 1) // 3
@@ -197,6 +200,22 @@ def test_the_price_keeps_out_guesses_but_not_the_window() -> None:
         assert len(draft) == draft.num_candidates + 3
     # guesses of 1: (2, 4) before (2, 3)
     assert sizes == [3, 1, 0]
+
+
+@pytest.mark.parametrize("by_request", [False, True])
+@pytest.mark.parametrize("k", [1, 2, 5])
+def test_k_counts_drafted_tokens_and_no_probes(k: int, by_request: bool) -> None:
+    """Of the engine and of a request: as many are drafted, beside the whole window."""
+    fake = FakeModel(vocab_size=8, order=1, seed=4)
+    for config, params in (({"num_draft_tokens": k}, GREEDY), ({}, replace(GREEDY, num_draft_tokens=k))):
+        drafter: Any = bound(fake)
+        made = ByRequest({"lookahead": drafter}) if by_request else drafter
+        (choice,) = generate(fake, made, [1, 2, 3], params, **({"num_draft_tokens": 9} | config))
+        stats = choice.stats
+        assert choice.token_ids == fake.greedy([1, 2, 3], 60)
+        assert stats.num_accepted_tokens > 20
+        assert stats.num_draft_tokens <= k * stats.num_forwards
+        assert stats.mean_num_draft_tokens == pytest.approx(k, rel=0.2)  # at the end, the window is smaller
 
 
 def test_guesses_learn_their_worth() -> None:

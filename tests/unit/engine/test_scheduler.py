@@ -11,6 +11,7 @@ from hypothesis import given, strategies as st
 from doubles import FakeModel, Scripted, adversaries
 from forerun.config import EngineConfig, SamplingParams
 from forerun.engine import Engine, StepOutput
+from forerun.engine.scheduler import MAX_ROWS
 from forerun.errors import PromptError, QueueFullError
 from forerun.models import Rows
 from forerun.speculation import AutomaticPolicy, FixedPolicy, SpeculationPolicy
@@ -95,6 +96,27 @@ def test_priority_comes_first_and_takes_places() -> None:
         order += [output.request_id for output in engine.step() if output.choice is not None]
         check(engine)
     assert order == [high, middle, low]
+
+
+def test_who_lost_a_place_gets_it_back_in_the_order_of_coming() -> None:
+    _, engine = engine_of(1000, max_batch=2)
+    low = [engine.add([1, i], replace(GREEDY, priority=-1)) for i in range(3)]
+    engine.step()
+    for i in range(2):
+        engine.add([3, i], GREEDY)
+    order = []
+    while engine.has_work:
+        order += [output.request_id for output in engine.step() if output.choice is not None]
+    assert order[2:] == low
+
+
+def test_prompts_of_one_step_share_its_rows() -> None:
+    _, engine = engine_of(1000)
+    for i in range(3):
+        engine.add([i] * 250, replace(GREEDY, max_tokens=1))
+    engine.step()
+    assert engine.last_step.num_rows == MAX_ROWS < 3 * 250
+    finish(engine)
 
 
 def test_tenants_take_turns() -> None:
@@ -237,6 +259,16 @@ def test_a_newcomer_gets_no_slot_of_a_flow_of_higher_priority(priority: int, has
     assert [last[each, 0].choice.stats.num_preemptions for each in bulk] == [0, int(has_slot)]
 
 
+def test_a_newcomer_gets_no_slot_of_a_flow_that_has_one() -> None:
+    _, engine = engine_of(1000, max_batch=2)
+    flows = [*enqueue(engine, [[1, 2]], GREEDY, "one"), *enqueue(engine, [[1, 3]], GREEDY, "two")]
+    engine.step()
+    enqueue(engine, [[3, 4]], GREEDY, "new")
+    engine.step()
+    assert running(engine) == flows
+    finish(engine)
+
+
 def test_choices_of_one_request_do_not_keep_a_newcomer_out() -> None:
     _, engine = engine_of(1000, max_batch=2)
     (many,) = enqueue(engine, [[1, 2]], SamplingParams(n=9, seed=1, max_tokens=20, ignore_eos=True), "many")
@@ -278,8 +310,10 @@ def test_a_full_queue_refuses() -> None:
     _, engine = engine_of(100, max_batch=2, max_queue=1)
     for _ in range(3):
         engine.add([1], GREEDY)
-    with pytest.raises(QueueFullError, match="max_queue 1 there is room for 0"):
-        engine.add([1], GREEDY)
+    for _ in range(2):  # before any of them runs, and while two do
+        with pytest.raises(QueueFullError, match="max_queue 1 there is room for 0"):
+            engine.add([1], GREEDY)
+        engine.step()
     finish(engine)
     engine.add([1], GREEDY)
     finish(engine)
@@ -347,6 +381,10 @@ def test_a_repeated_prompt_is_not_computed_again() -> None:
     assert second.stats.num_cached_tokens == 48
     assert fake.num_rows - before == 2 + 11
     assert answer(replace(GREEDY, tenant="other")).choice.stats.num_cached_tokens == 0
+    engine.add([*reversed(prompt)], replace(GREEDY, tenant="other"))
+    finish(engine)
+    number = engine.add([*reversed(prompt)], GREEDY)
+    assert finish(engine)[number, 0].choice.stats.num_cached_tokens == 0
     whole = answer(replace(GREEDY, prompt_logprobs=0, max_tokens=1))
     assert len(whole.prompt_logprobs) == 50
     assert whole.choice.stats.num_cached_tokens == 0

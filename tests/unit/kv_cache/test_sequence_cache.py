@@ -191,6 +191,16 @@ def test_all_whole_pages_are_taken_over_but_for_the_last_token(cache: SequenceCa
     assert taken_over(cache, tokens[:count]) == tokens[: max(0, count - 1) // PAGE * PAGE]
 
 
+@pytest.mark.parametrize("place", [0, 1, PAGE - 1, PAGE, 2 * PAGE - 1])
+def test_a_page_is_found_by_all_of_its_tokens(cache: SequenceCache, place: int) -> None:
+    tokens = list(range(2 * PAGE))
+    write(cache, tokens)
+    cache.commit(range(len(tokens)))
+    cache.publish(tokens, None)
+    other = [*tokens[:place], 999, *tokens[place + 1 :], 0]
+    assert taken_over(cache, other) == tokens[: place // PAGE * PAGE]
+
+
 @pytest.mark.parametrize("named", [PAGE - 1, PAGE, 2 * PAGE, 2 * PAGE + 5, 3 * PAGE])
 @pytest.mark.parametrize("committed", [PAGE - 1, PAGE, 2 * PAGE - 1, 2 * PAGE])
 def test_published_is_what_is_named_and_committed(cache: SequenceCache, committed: int, named: int) -> None:

@@ -122,6 +122,19 @@ def test_an_interrupt_at_any_call_of_the_matcher_changes_nothing(monkeypatch: py
         ]
 
 
+def test_a_matcher_that_cannot_undo_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(AutomatonMatcher, "undo", lambda *_: False)
+    automaton = Automaton({0: {1: 1, 2: 2}, 1: {3: 0}, 2: {4: 0}}, frozenset({0}), VOCAB)
+    sequence, constraint = new(automaton)
+    sequence.token_ids += [1, 3]
+    assert [shown(each) for each in constraint.allowed(sequence, [[1], [2], [2, 4], []])] == [
+        {3},
+        {4},
+        *[{END, 1, 2}] * 2,
+    ]
+    assert automaton.num_made > 1
+
+
 def test_a_refused_token_is_a_dead_end_from_there_on() -> None:
     automaton = Automaton({0: {1: 1}, 1: {2: 1, 3: 1}}, frozenset({1}), VOCAB, refused=frozenset({(1, 3)}))
     sequence, constraint = new(automaton)

@@ -84,9 +84,8 @@ class ByRequest(CompositeDrafter):
     ) -> list[Draft]:
         drafts = [Draft.empty() for _ in sequences]
         for name, drafter in self._drafters.items():
-            fewest = drafter.traits.fixed_length_draft or 1
             indices = [index for index, each in enumerate(sequences) if self._started.get(each) == name]
-            wanted = [num_draft_tokens[index] if num_draft_tokens[index] >= fewest else 0 for index in indices]
+            wanted = [num_draft_tokens[index] for index in indices]
             if not any(wanted):
                 continue
             made = checked_drafts(drafter, [sequences[index] for index in indices], wanted, min_acceptance_prob)

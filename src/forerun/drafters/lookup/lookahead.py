@@ -197,6 +197,7 @@ class Lookahead(OneByOne):
                 f"most {MAX_NUM_DRAFT_TOKENS} are computed: (ngram - 1) * (window + guesses). Lower one of them."
             )
         self._whole_draft = rows - 1
+        self._num_probes = 0 if verify_window else (ngram - 1) * window - 1
         self._width = window
         self._num_rows = ngram - 1
         self._guesses = guesses
@@ -216,7 +217,7 @@ class Lookahead(OneByOne):
             f"window={self._width} ngram={self._num_rows + 1} guesses={self._guesses} "
             f"prompt_pool={self._prompt_pool} verify_window={self._verify_window}"
         )
-        return Traits(("Lookahead", options), fixed_length_draft=self._whole_draft)
+        return Traits(("Lookahead", options), self._whole_draft, num_probes=self._num_probes)
 
     @property
     def nbytes(self) -> int:
@@ -241,7 +242,8 @@ class Lookahead(OneByOne):
 
     def _draft(self, sequence: Sequence, max_nodes: int, min_acceptance_prob: float) -> Draft:
         state = self._states[sequence]
-        guesses = self._candidates(state.pool, sequence, max_nodes, min_acceptance_prob)
+        most = max_nodes - self._num_probes if max_nodes > self._num_probes else max_nodes
+        guesses = self._candidates(state.pool, sequence, most, min_acceptance_prob)
         if state.window is None:
             prompt = sequence.token_ids[: sequence.num_prompt]
             filler = [each for each in prompt if each not in self._end_of_text] or prompt
