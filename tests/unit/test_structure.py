@@ -12,10 +12,10 @@ from forerun.kernels.cpu import native
 MOST: dict[str, float] = {
     "files in src": 434,
     "top-level entries": 19,
-    "options with a flag": 301,
-    "options of all kinds": 401,
+    "options with a flag": 303,
+    "options of all kinds": 403,
     "class names defined more than once": 0,
-    "words of documents": 34_651,
+    "words of documents": 34_818,
     "tuple assignments in 1,000 statements": 2.2,
     "nested conditional expressions": 0,
     "imports inside functions": 319,
