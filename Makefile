@@ -9,6 +9,8 @@
 #                environment is made); at most GPU_SECONDS (270) each, of which the first goes to Triton's compiler.
 #                Tests that time cuts short tell what has failed until then
 # make docs      the documentation as a site, in build/site; a warning or a dead link is an error
+# make blocks    run the code blocks of README and docs on the bundled model, and say which need more than this machine;
+#                ARGS='-k serving' for those of a page
 # make release   source archive and wheels in dist/, checked in a fresh environment; what to upload is said
 # make kernels   compile the native kernels now, and say which run here (else they are compiled at first use)
 # make wheel     a wheel with the native kernels compiled for this platform, in dist/
@@ -40,7 +42,7 @@ STAMP := $(VENV)/.installed
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all fuzz mutants check fix gpu docs release kernels wheel scale clients report measure bench clean
+.PHONY: help demo test test-all fuzz mutants check fix gpu docs blocks release kernels wheel scale clients report measure bench clean
 
 help:
 	@sed -n '/^$$/q; s/^# \{0,1\}//p' Makefile
@@ -94,6 +96,9 @@ docs: $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[docs]'
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --clean
 	@echo "the site: build/site/index.html"
+
+blocks: $(STAMP)
+	$(BIN)/python -m pytest -s -m 'not gpu' -k blocks tests/integration/test_blocks.py tests/unit/test_docs.py $(ARGS)
 
 release: $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[release]'
