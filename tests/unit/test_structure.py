@@ -10,12 +10,12 @@ import structure
 from forerun.kernels.cpu import native
 
 MOST: dict[str, float] = {
-    "files in src": 434,
+    "files in src": 436,
     "top-level entries": 19,
     "options with a flag": 300,
     "options of all kinds": 400,
     "class names defined more than once": 0,
-    "words of documents": 34_600,
+    "words of documents": 34_650,
     "tuple assignments in 1,000 statements": 2.2,
     "nested conditional expressions": 0,
     "imports inside functions": 319,
@@ -26,7 +26,7 @@ MOST: dict[str, float] = {
 MOST_ENTERED = {
     "functions entered by generate": 168,
     "files entered by generate": 38,
-    "modules loaded by generate": 124,
+    "modules loaded by generate": 125,
     "files entered by loading a GGUF file": 52,  # how many functions depends on what its self-test had time for
 }
 """These are raised on purpose, with a reason in the commit, where a feature pays for its room."""

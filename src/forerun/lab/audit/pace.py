@@ -7,7 +7,7 @@ from time import perf_counter
 from typing import Protocol
 
 
-class Watcher(Protocol):
+class Listener(Protocol):
     """Receives reports of progress."""
 
     def say(self, text: str, more: str) -> None:
@@ -28,7 +28,7 @@ class Pace:
         weight: of all stages together.
     """
 
-    def __init__(self, seconds: float = math.inf, watcher: Watcher | None = None, weight: float = 1.0) -> None:
+    def __init__(self, seconds: float = math.inf, watcher: Listener | None = None, weight: float = 1.0) -> None:
         self._began = self._from = perf_counter()
         self._end = self._until = self._began + seconds
         self._watcher = watcher
