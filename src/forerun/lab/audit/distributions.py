@@ -7,7 +7,7 @@ without drafts, trees, batches and rollback. Drafts are drawn from distributions
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping, Sequence as Seq
+from collections.abc import Callable, Mapping, Sequence as Seq
 from dataclasses import dataclass
 from itertools import product
 from math import prod
@@ -18,7 +18,6 @@ from torch import Tensor
 
 from forerun.config import SamplingParams
 from forerun.drafters import Drafter, Traits
-from forerun.lab.audit.pace import Pace
 from forerun.lab.audit.statistics import Numbers
 from forerun.models import LanguageModel, Rows
 from forerun.sampling import LogitsPipeline, LogitsRow, draw_tokens
@@ -85,7 +84,8 @@ class ContinuationCells:
 
     Args:
         params: of the requests; answers have max_tokens tokens, or end with one of its stop tokens.
-        num_opened: paths whose distribution is computed, at most. pace: ends that after the first, when it is over.
+        num_opened: paths whose distribution is computed, at most.
+        ended: returns whether no more are opened, after the first.
 
     Attributes:
         opened: path -> the distribution [V] of its next token.
@@ -93,7 +93,7 @@ class ContinuationCells:
     """
 
     def __init__(
-        self, distributions: TargetDistributions, params: SamplingParams, num_opened: int, pace: Pace | None = None
+        self, distributions: TargetDistributions, params: SamplingParams, num_opened: int, ended: Callable[[], bool]
     ) -> None:
         self.params = params
         self.opened: dict[Path, Numbers] = {}
@@ -105,7 +105,7 @@ class ContinuationCells:
             probabilities.append(probability)
 
         leaves: list[tuple[float, Path]] = [(-1.0, ())]
-        while leaves and len(self.opened) < num_opened and not (self.opened and pace is not None and pace.is_over):
+        while leaves and len(self.opened) < num_opened and not (self.opened and ended()):
             negative, path = heapq.heappop(leaves)
             if len(path) == params.max_tokens or (path and path[-1] in params.stop_token_ids):
                 add_cell(path, False, -negative)

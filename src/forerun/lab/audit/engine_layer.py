@@ -8,8 +8,9 @@ others are computed.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Sequence as Seq
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import cycle, islice
 from pathlib import PurePath
 from traceback import walk_tb
@@ -22,7 +23,7 @@ from forerun.lab.audit.certificate import Check, Layer
 from forerun.lab.audit.distributions import ContinuationCells, DrawnDrafts, Path, TargetDistributions
 from forerun.lab.audit.pace import Pace, in_time
 from forerun.lab.audit.settings import SAMPLED, Sampled
-from forerun.lab.audit.statistics import LEAST_EXPECTED, NOTHING, GTest, Numbers, g_test
+from forerun.lab.audit.statistics import NOTHING, GTest, Numbers, g_test
 from forerun.models import LanguageModel
 from forerun.speculation import DraftPlan, FixedPolicy, SpeculationPolicy
 from forerun.types import Sequence
@@ -205,8 +206,8 @@ def note_first_error(layer: Layer, answers: Seq[object]) -> None:
 
 LENGTH = 6
 """Tokens of an answer: enough for a draft, its rejection, and what comes after the rollback."""
-NUM_OPENED, LEAST_OPENED = 48, 4
-"""Paths whose distribution is computed, of each prompt and test: as many as its samples fill cells."""
+NUM_OPENED, OPENING_SHARE = 48, 0.25
+"""Paths whose distribution is computed, of each prompt and test, and the share of a test's time that it may take."""
 ENGINE_WEIGHT = 1.8
 """Of a test's time, beside that of a comparison of bits."""
 _NUM_PROMPTS = 2
@@ -269,8 +270,10 @@ def _test(
     if pace.is_over:
         layer.tests.append(Check(sampled.name, "inconclusive", note=in_time(0, count)))
         return
-    num_opened = max(LEAST_OPENED, min(NUM_OPENED, int(num_requests / len(every) / LEAST_EXPECTED)))
-    known = {prompt: _cells(audited, sampled, one, num_opened, pace) for prompt, one in every.items()}
+    known = {
+        prompt: _cells(audited, sampled, one, partial(pace.is_past, OPENING_SHARE * part / len(every)))
+        for part, (prompt, one) in enumerate(every.items(), 1)
+    }
     rng = random.Random(seed)
     requests = [
         AuditRequest(
@@ -308,14 +311,14 @@ def _test(
 
 
 def _cells(
-    audited: Audited, sampled: Sampled, distributions: TargetDistributions, num_opened: int, pace: Pace
+    audited: Audited, sampled: Sampled, distributions: TargetDistributions, ended: Callable[[], bool]
 ) -> ContinuationCells:
     """Return the cells of a test's answers to one prompt."""
     options = sampled.options(distributions.probabilities((), SamplingParams()))
     if not audited.target.exactness.exact:
         options = {name: value for name, value in options.items() if name not in ("top_k", "top_p")}
     params = SamplingParams(max_tokens=LENGTH, ignore_eos=True, **options)
-    return ContinuationCells(distributions, params, num_opened, pace)
+    return ContinuationCells(distributions, params, NUM_OPENED, ended)
 
 
 def _counted(

@@ -7,7 +7,7 @@ from time import perf_counter
 from typing import Protocol
 
 
-class Watcher(Protocol):
+class Listener(Protocol):
     """Receives reports of progress."""
 
     def say(self, text: str, more: str) -> None:
@@ -28,8 +28,8 @@ class Pace:
         weight: of all stages together.
     """
 
-    def __init__(self, seconds: float = math.inf, watcher: Watcher | None = None, weight: float = 1.0) -> None:
-        self._began = perf_counter()
+    def __init__(self, seconds: float = math.inf, watcher: Listener | None = None, weight: float = 1.0) -> None:
+        self._began = self._from = perf_counter()
         self._end = self._until = self._began + seconds
         self._watcher = watcher
         self.weight = weight
@@ -43,11 +43,16 @@ class Pace:
     @property
     def is_over(self) -> bool:
         """Return whether the stage's time is up."""
-        return perf_counter() >= self._until
+        return self.is_past(1)
+
+    def is_past(self, share: float) -> bool:
+        """Return whether this share of the stage's time is over."""
+        return self.is_limited and perf_counter() >= self._from + share * (self._until - self._from)
 
     def begin(self, text: str, total: int = 0, weight: float = 1.0) -> None:
         """Begin a stage of so many requests or samples."""
-        left = self._end - perf_counter()
+        self._from = perf_counter()
+        left = self._end - self._from
         if self.is_limited:
             self._until = self._end - left * (1 - weight / max(self.weight, weight))
         self.weight -= weight
