@@ -220,7 +220,8 @@ class Forced:
 def _readable(tools: Seq[Mapping[str, Any]], name: str | None) -> tuple[list[dict[str, Any]], list[str]]:
     """Return tools with schemas as `readable` returns them, and the warnings of those that may be called. name: of the
     only one, if there is one."""
-    made, warnings = [], []
+    made = []
+    warnings = []
     for tool in tools:
         function = tool["function"]
         parameters, told = readable(function.get("parameters"))

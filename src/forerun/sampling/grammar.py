@@ -174,7 +174,8 @@ class Grammars:
 
     def _compile(self, grammar: Grammar, tenant: str | None) -> _Prepared:
         tokenizer = self._make_tokenizer(_package())
-        text, warnings = grammar.text, grammar.warnings
+        text = grammar.text
+        warnings = grammar.warnings
         if grammar.kind == JSON_SCHEMA:
             schema, warnings = readable(json.loads(text))
             text = json.dumps(schema, ensure_ascii=False)
@@ -200,7 +201,8 @@ class Grammars:
             verdict = self._verdicts.get(key)
         if verdict is None:
             arguments = {"num_tokens": self._num_tokens, "end_id": end_id, "kind": kind}
-            blob, tokenizer = text.encode(), self._hf_tokenizer
+            blob = text.encode()
+            tokenizer = self._hf_tokenizer
             try:
                 verdict, _ = CHILDREN.perform("try_grammar", arguments, blob, seconds=_SECONDS, tokenizer=tokenizer)
                 if verdict.get("seconds", 0) > _SECONDS:

@@ -91,13 +91,15 @@ class Rewriter:
         self._compared += 1
         if self._compared > _MOST_COMPARED or depth > _DEEPEST:
             return False
-        one, other = self._resolved(one), self._resolved(other)
+        one = self._resolved(one)
+        other = self._resolved(other)
         if one is False or other is False:
             return True
         if not isinstance(one, dict) or not isinstance(other, dict):
             return False
         types = _types(one) & _types(other)
-        values, others = _values(one), _values(other)
+        values = _values(one)
+        others = _values(other)
         if not types or (values is not None and others is not None and values.isdisjoint(others)):
             return True
         for each, second in ((one, other), (other, one)):

@@ -56,7 +56,8 @@ def run_audit(
     if target.vocab_size < _FEWEST_TOKENS:
         raise ConfigError(f"{target.name} has {target.vocab_size} tokens; an audit needs {_FEWEST_TOKENS} or more.")
     chosen = audit_prompts(prompts, max(settings.num_prompts, 2), target.context_length, settings.max_tokens)
-    num_rules, num_sampled = len(TRIED) * bool(settings.samples), len(SAMPLED) * bool(settings.requests)
+    num_rules = len(TRIED) * bool(settings.samples)
+    num_sampled = len(SAMPLED) * bool(settings.requests)
     level = FAMILY_ERROR / max(1, num_rules + num_sampled)
     pace = pace or Pace(60 * settings.minutes or math.inf)
     pace.weight = 1 + len(runs(settings.num_draft_tokens)) + RULE_WEIGHT * num_rules + ENGINE_WEIGHT * num_sampled

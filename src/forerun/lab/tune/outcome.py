@@ -98,11 +98,14 @@ def judge(ledger: Ledger, finalists: Sequence[TuningArm], default: TuningArm) ->
     if all(_stays_below(found, WORTH) for found in speeds.values()):
         return TuningVerdict("off", PLAIN, f"Do not speculate here: nothing that was tried is faster ({shown}).")
     if default == PLAIN:
-        kept, why = PLAIN, "plain decoding is kept"
+        kept = PLAIN
+        why = "plain decoding is kept"
     elif _stays_below(speeds[default], 1):
-        kept, why = PLAIN, f"plain decoding is kept, which is faster than the default {default}"
+        kept = PLAIN
+        why = f"plain decoding is kept, which is faster than the default {default}"
     else:
-        kept, why = default, f"the default {default} is kept, which drafts only where it pays"
+        kept = default
+        why = f"the default {default} is kept, which drafts only where it pays"
         shown += "".join(f"; {arm} {found:.2f} of the default" for arm, found in over.items())
     return TuningVerdict(
         "tie", kept, f"No difference could be shown ({shown}): {why}. More prompts would narrow the intervals."
