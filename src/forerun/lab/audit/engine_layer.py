@@ -206,7 +206,7 @@ def note_first_error(layer: Layer, answers: Seq[object]) -> None:
 
 LENGTH = 6
 """Tokens of an answer: enough for a draft, its rejection, and what comes after the rollback."""
-NUM_OPENED, OPENING_SHARE = 48, 0.25
+NUM_OPENED, OPENING_SHARE = 48, 0.1
 """Paths whose distribution is computed, of each prompt and test, and the share of a test's time that it may take."""
 ENGINE_WEIGHT = 1.8
 """Of a test's time, beside that of a comparison of bits."""
