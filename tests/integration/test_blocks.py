@@ -26,7 +26,7 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.DOTALL | re.MULTILINE)
-LIMIT = 400.0
+LIMIT = 1200.0
 """Seconds of a line."""
 
 NOT_RUN = {
@@ -36,7 +36,7 @@ NOT_RUN = {
     r"vllm serve|llama-|llama\.cpp|bench peers": "needs other engines (make scale)",
     r"--ray": "needs Ray (make scale)",
     r"triton|in-memory|TRITON": "needs a GPU or Triton (make gpu)",
-    r"pytest|CXX=|FORERUN_HOME=|FORERUN_KERNELS=|LD_PRELOAD=": "is a test of its own",
+    r"pytest|CXX=|FORERUN_HOME=|FORERUN_KERNELS=|FORERUN_VLLM|LD_PRELOAD=": "is a test of its own",
     r"http://(a|with)\b": "needs servers elsewhere",
     r"model\.gguf": "needs a GGUF file",
     r"lm_eval ": "needs lm_eval (make clients)",
@@ -50,7 +50,7 @@ STANDS_FOR = {
     r"forerun generate (?=--system)": "forerun generate --model ./chat ",
     r"owner/draft": "bundled-draft",
     r"owner/model|(?<==)MODEL|\bMODEL\b": "bundled",
-    r"\bHEAD\b": str(ROOT / "src/forerun/assets/heads/medusa/bundled"),
+    r"\bHEAD\b": str(ROOT / "src/forerun/assets/heads/eagle/bundled"),
     r"\bFILE\b|mine\.jsonl": "prompts.jsonl",
     r"new\.json": "old.json",
     r"--prune-layers [\d,]+": "--prune-layers 0",
