@@ -10,23 +10,23 @@ import structure
 from forerun.kernels.cpu import native
 
 MOST: dict[str, float] = {
-    "files in src": 437,
+    "files in src": 442,
     "top-level entries": 19,
-    "options with a flag": 304,
-    "options of all kinds": 404,
+    "options with a flag": 307,
+    "options of all kinds": 415,
     "class names defined more than once": 0,
-    "words of documents": 34_830,
+    "words of documents": 36_300,
     "tuple assignments in 1,000 statements": 2.2,
     "nested conditional expressions": 0,
-    "imports inside functions": 320,
+    "imports inside functions": 319,
     "lambdas": 296,
     "depth of classes": 3,
     "public names in several modules": 2,
 }
 MOST_ENTERED = {
-    "functions entered by generate": 171,
+    "functions entered by generate": 175,
     "files entered by generate": 39,
-    "modules loaded by generate": 127,
+    "modules loaded by generate": 130,
     "files entered by loading a GGUF file": 52,  # how many functions depends on what its self-test had time for
 }
 """These are raised on purpose, with a reason in the commit, where a feature pays for its room."""

@@ -20,10 +20,10 @@ FLAGS = {
     "cache": 3, "drafters": 2, "fetch": 3, "index": 8, "info": 5, "options": 0, "plan": 12, "quantize": 4,
 }  # fmt: skip
 """Command -> flags of it and of what is below it, at most."""
-ROOM = 299
+ROOM = 303
 """For all of them."""
 KEYS = {
-    "generate": 11, "chat": 4, "serve": 9, "batch": 3,
+    "generate": 15, "chat": 8, "serve": 9, "batch": 3,
     "demo": 2, "audit": 6, "try": 1, "tune": 3,
     "train": 47, "export": 2,
     "index": 3, "info": 6, "plan": 3,
