@@ -42,6 +42,7 @@ class TokenizeBody(Body):
     chat_template_kwargs: dict[str, Any] | None = None
     tools: Tools | None = None
     add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
     return_token_strs: bool | None = None
 
     def answer(self, service: Service) -> dict[str, Any]:
@@ -51,8 +52,8 @@ class TokenizeBody(Body):
         if (self.messages is None) == (self.prompt is None):
             raise RequestBodyError("Give either prompt, a text, or messages, a chat.", param="prompt")
         check_template_options(self.chat_template_kwargs or {}, tokenizer)
-        of_chats = {name: getattr(self, name) for name in ("chat_template_kwargs", "tools", "add_generation_prompt")}
-        given = {name: value for name, value in of_chats.items() if value is not None}
+        of_chats = ("chat_template_kwargs", "tools", "add_generation_prompt", "continue_final_message")
+        given = {name: value for name in of_chats if (value := getattr(self, name)) is not None}
         if self.messages is None and (wrong := next(iter(given), None)):
             raise RequestBodyError(f"{wrong} is for messages. Leave it out.", param=wrong)
         options = {**given.pop("chat_template_kwargs", {}), **given}

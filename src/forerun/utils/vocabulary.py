@@ -34,10 +34,13 @@ def added_tokens(tokenizer: Any) -> dict[int, str]:
 
 
 def special_tokens(tokenizer: Any) -> dict[str, int]:
-    """Return text -> id of the special tokens, named (such as the end of text) or merely added as special."""
+    """Return text -> id of the special tokens, named (such as the end of text) or merely added as special.
+
+    What is named and no token, such as an empty text, is left out.
+    """
     texts = getattr(tokenizer, "all_special_tokens", ())
     ids = getattr(tokenizer, "all_special_ids", ())
-    special = dict(zip(texts, ids, strict=True))
+    special = {text: token_id for text, token_id in zip(texts, ids, strict=True) if token_id is not None}
     for token_id, token in getattr(tokenizer, "added_tokens_decoder", {}).items():
         if getattr(token, "special", False):
             special[str(token)] = token_id

@@ -92,6 +92,8 @@ def test_a_last_message_of_the_assistant_goes_on(served: Served, http: httpx.Cli
     for fields in ({}, {"add_generation_prompt": False}):
         answer = http.post("/v1/chat/completions", json={**chat, **fields}).json()
         assert answer["choices"][0]["message"]["content"] == twin.text
+    told = http.post("/tokenize", json={"messages": messages, "continue_final_message": True}).json()
+    assert told["tokens"] == twin.prompt_token_ids
     anew = http.post("/v1/chat/completions", json={**chat, "continue_final_message": False}).json()
     assert anew["usage"]["prompt_tokens"] == len(served.llm.encode(messages)) > len(twin.prompt_token_ids)
     refused = http.post("/v1/chat/completions", json={**chat, "messages": TALK["messages"]})

@@ -14,6 +14,12 @@ def test_special_tokens_are_those_that_are_named_and_those_that_were_added() -> 
     assert special_tokens(object()) == {}
 
 
+def test_what_is_named_and_no_token_is_none() -> None:
+    tokenizer = byte_level()
+    tokenizer.eos_token = ""
+    assert special_tokens(tokenizer) == dict(zip([END, TURN], ids_of(tokenizer, END, TURN), strict=True))
+
+
 @pytest.mark.parametrize("special", [False, True])
 def test_a_text_longer_than_the_tokenizers_length_is_encoded_without_a_warning(
     special: bool, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
