@@ -142,7 +142,7 @@ class NonFiniteError(RequestError):
 
 
 class GrammarDeadEndError(RequestError):
-    """A request whose grammar leaves no token to go on with, or cannot be followed further."""
+    """A request whose grammar, or lists of tokens, leave no token to go on with, or that cannot be followed further."""
 
 
 class InterruptedRequestError(RequestError):

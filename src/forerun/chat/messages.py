@@ -29,8 +29,8 @@ def read_message(entry: Any, index: int) -> dict[str, Any]:
     if odd := next((field for field in _FORMERLY if field in message), None):
         raise PromptError(f"Message {index} of the chat has {odd}, which is not read. Give {_FORMERLY[odd]}.")
     content = message.setdefault("content", None)
-    if message.get("tool_calls"):
-        message["tool_calls"] = read_calls(message["tool_calls"])
+    if calls := message.pop("tool_calls", None):  # templates may ask whether there is a list, though it be empty
+        message["tool_calls"] = read_calls(calls)
     if content is None and not has_more:
         raise PromptError(
             f"The content of message {index} of the chat is null, which only that of an assistant's message with calls "

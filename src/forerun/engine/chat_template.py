@@ -22,6 +22,8 @@ from forerun.utils.vocabulary import encode_text
 Message: TypeAlias = Mapping[str, Any]
 Prompt: TypeAlias = "str | Seq[int] | Seq[Message] | Mapping[str, Any]"
 PROMPT_KEYS = ("prompt_token_ids", "prompt")
+_PRINTED_PART = "{'type': 'text'"
+"""What of a list of parts stands in a prompt where a template prints it, in place of reading it."""
 _RENDER_SECONDS = 2.0
 """Processor time of a chat template; most take a thousandth."""
 TEMPLATE_OPTIONS = ("chat_template", "add_generation_prompt", "continue_final_message", "tools", "documents")
@@ -154,6 +156,7 @@ def _rendered(tokenizer: Any, messages: list[dict[str, Any]], given: Mapping[str
     open_key = key_to_continue(messages, asked) if asked else None
     failure: Exception | None = None
     lost: list[int] = []
+    own = sum(str(each["content"]).count(_PRINTED_PART) for each in messages)
     for number, form in enumerate(forms_of(messages, template)):
         try:
             text, missing = _render(tokenizer, form, options, open_key, is_traced=True, is_first=not number)
@@ -164,7 +167,7 @@ def _rendered(tokenizer: Any, messages: list[dict[str, Any]], given: Mapping[str
         except Exception as error:  # a template may raise anything
             failure = failure or error
         else:
-            is_printed = "{'type': 'text'" in text and isinstance(form[-1]["content"], list)
+            is_printed = isinstance(form[-1].get("content"), list) and text.count(_PRINTED_PART) > own
             if not missing and not is_printed:
                 return text
             lost = lost or missing

@@ -165,8 +165,10 @@ class Engine:
         marks: dict[int, str] = {}
         special = {} if self._texts is None else self._texts.special
         if params.stop:
-            reasons = {**special_stops(params, special, target), **reasons}
+            stopping = special_stops(params, special, target)
+            reasons = {**stopping, **reasons}
             params = replace(params, stop_token_ids=tuple(reasons))
+            marks = stopping if params.include_stop_str_in_output else {}
         if not params.skip_special_tokens:
             marks = {token_id: text for text, token_id in special.items()}
         eos_ids = frozenset() if params.ignore_eos else target.eos_token_ids

@@ -412,11 +412,11 @@ def mask_logits(logits: Tensor, allowed: Seq[Allowed]) -> DeadRows:
     return {row: error for row, error in enumerate(allowed) if isinstance(error, GrammarDeadEndError)}
 
 
-def no_token() -> GrammarDeadEndError:
-    """Make the error of a position where the grammar allows no token."""
+def no_token(what: str = "The grammar allows") -> GrammarDeadEndError:
+    """Make the error of a position where a grammar, or lists of tokens, allow no token."""
     return GrammarDeadEndError(
-        "The grammar allows no token here together with the request's other options, and the text is not complete. "
-        "If min_tokens or ignore_eos is set, leave it out; else widen the grammar."
+        f"{what} no token here together with the request's other options, and the text is not complete. "
+        "If min_tokens or ignore_eos is set, leave it out; else allow more."
     )
 
 

@@ -119,8 +119,11 @@ class LogitsPipeline:
             start += len(members)
         for row in (adjusted.amax(-1) == -math.inf).nonzero()[:, 0].tolist():
             adjusted[row] = logits[row]
+            params = rows[row].sequence.params
             if rows[row].sequence.constraint is not None:
                 found[row] = no_token()
+            elif params.allowed_token_ids is not None or params.bad_words:
+                found[row] = no_token("allowed_token_ids and bad_words leave")
         if dead is not None:
             dead.update(found)
         return adjusted

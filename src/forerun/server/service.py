@@ -112,6 +112,8 @@ class Service:
         self.llm = llm
         self.name = name
         self.options = options
+        self._names = names_of(name, llm.target.name)
+        llm.target.name = name  # what clients are told shows no path
         self.engine = AsyncLLM(llm)
         self.metric_factory = metric_factory or Prometheus(name)
         self._num_held = Counter[str | None]()  # choices, by tenant
@@ -158,7 +160,7 @@ class Service:
 
     def check_model(self, model: str | None) -> None:
         """Raise RequestBodyError if a request names another model."""
-        if model and model not in names_of(self.name, self.llm.target.name):
+        if model and model not in self._names:
             raise RequestBodyError(
                 f"The model of the request is not the one that is served, {self.name!r}. Correct it.",
                 param="model",

@@ -63,6 +63,19 @@ def test_system_messages_at_the_beginning_are_one_where_one_alone_is_read() -> N
         assert prompt(template, [SYSTEM, DEVELOPER, USER]) == "[system]Be brief.\n\nNo lies.[user]Hi?"
 
 
+def test_text_that_looks_like_a_printed_part_is_text() -> None:
+    printed = {"role": "user", "content": "{'type': 'text', 'text': 'a'}"}
+    parts = "{% for m in messages %}[{{ m.role }}]{% for p in m.content %}{{ p.text }}{% endfor %}{% endfor %}"
+    assert prompt(parts, [printed]) == f"[user]{printed['content']}"
+    text = prompt(calls("{{ m.content }}"), [printed, {"role": "assistant", "tool_calls": [CALL]}])
+    assert text.endswith("<tool_call>weather</tool_call>")
+
+
+def test_no_calls_are_none() -> None:
+    strict = "{% for m in messages %}{{ raise_exception('calls') if 'tool_calls' in m }}{{ m.content }}{% endfor %}"
+    assert prompt(strict, [USER, {"role": "assistant", "content": "Yes.", "tool_calls": []}, USER]) == "Hi?Yes.Hi?"
+
+
 @pytest.mark.parametrize(
     ("template", "messages", "said"),
     [

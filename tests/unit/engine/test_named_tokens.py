@@ -12,7 +12,7 @@ from forerun import LLM, SamplingParams
 from forerun.config import EngineConfig
 from forerun.engine import Engine
 from forerun.engine.results import Choice
-from forerun.errors import SamplingError
+from forerun.errors import GrammarDeadEndError, SamplingError
 from small_tokenizers import END, byte_level, ids_of
 
 TOKENIZER = byte_level()
@@ -72,6 +72,14 @@ def test_tokens_that_may_not_follow_others() -> None:
 def test_the_prompt_is_no_part_of_what_a_bad_word_ends() -> None:
     first = answered(None, greedy(max_tokens=1))[0].token_ids
     assert answered(None, greedy(max_tokens=1, bad_words=[[*PROMPT[-1:], *first]]))[0].token_ids == first
+
+
+@pytest.mark.parametrize("options", [{}, {"temperature": 1.0, "seed": 3}])
+def test_lists_that_leave_no_token_end_the_request(options: dict[str, Any]) -> None:
+    llm = LLM(model(), None, tokenizer=TOKENIZER)
+    params = greedy(allowed_token_ids=[7], bad_words=[[7]], **options)
+    with pytest.raises(GrammarDeadEndError, match="allowed_token_ids and bad_words leave no token here"):
+        llm.generate(PROMPT, params)
 
 
 def test_bad_words_are_texts() -> None:
@@ -144,3 +152,12 @@ def test_special_tokens_are_shown_on_request(stream: bool) -> None:
         None, greedy(**bias, ignore_eos=False, skip_special_tokens=False, include_stop_str_in_output=True)
     )
     assert (ended.text, whole.text) == ("", END)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_special_token_that_is_a_stop_string_is_in_the_text_on_request(stream: bool) -> None:
+    usual = answered(None, greedy())[0]
+    params = greedy(stop=[END], include_stop_str_in_output=True, logit_bias={EOS: 1e30}, min_tokens=3)
+    choice, text = answered(None, params, stream=stream)
+    assert choice.stop_reason == END and choice.token_ids == [*usual.token_ids[:3], EOS]
+    assert choice.text.endswith(END) and (not stream or text == choice.text)

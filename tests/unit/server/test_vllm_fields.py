@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from forerun.server.protocol.requests import parse_body
-from serving import NAME, Served
+from serving import NAME, Served, fake_llm, serving
 from small_tokenizers import END
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -213,12 +213,22 @@ def test_salted_prompts_share_the_cache_among_themselves(http: httpx.Client, ser
     assert refused(http, url, body, cache_salt="")[0] == "cache_salt"
 
 
-def test_a_seed_of_minus_one_and_an_empty_model_are_none(http: httpx.Client, served: Served, asked: Any) -> None:
+def test_a_seed_of_minus_one_and_an_empty_model_are_none(http: httpx.Client, asked: Any) -> None:
     url, body = asked
-    for model in ("", NAME, served.llm.target.name):
+    for model in ("", NAME):
         assert post(http, url, body, seed=-1, model=model)["model"] == NAME
     assert http.post(url, json={**body, "model": "another"}).status_code == 404
     assert refused(http, url, body, seed=-2)[0] == "seed"
+
+
+def test_no_client_is_told_a_path() -> None:
+    llm = fake_llm()
+    llm.target.name = "/of/somebody/small.gguf"
+    with serving(llm) as served, httpx.Client(base_url=served.url) as http:
+        for model in ("small", "small.gguf", "/of/somebody/small.gguf"):
+            assert post(http, "/v1/completions", {"prompt": "a", "max_tokens": 1}, model=model)["model"] == NAME
+        said = http.post("/v1/completions", json={"prompt": [10**6], "max_tokens": 1}).json()["error"]["message"]
+        assert f"outside the vocabulary of {NAME}," in said
 
 
 def test_as_openai_has_them(http: httpx.Client, asked: Any) -> None:

@@ -49,6 +49,7 @@ WITHOUT_EFFECT: Mapping[str, tuple[Any, ...]] = {
     "function_call": ("none", "auto"),
     "suffix": ("",),
     "spaces_between_special_tokens": (True,),
+    "use_beam_search": (False,),
     "verbosity": ("medium",),
     "background": (False,),
     "truncation": ("disabled",),
