@@ -75,7 +75,12 @@ _THOUGHTS = ("reasoning_content", "reasoning", "thinking")
 
 
 def render_template(
-    blob: bytes, template: str, messages: list[Any], given: dict[str, Any], open_key: str | None, is_traced: bool
+    blob: bytes,
+    template: str,
+    messages: list[Any],
+    given: dict[str, Any],
+    open_key: str | None = None,
+    is_traced: bool = False,
 ) -> Answer:
     """Return the text that a chat template makes of messages in Transformers' sandbox.
 
