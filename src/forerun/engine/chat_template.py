@@ -184,8 +184,10 @@ def _template_of(tokenizer: Any, given: Mapping[str, Any], name: str) -> str:
     """Return the text of a template that is given, as such or by its name, or else that of the tokenizer."""
     if (chosen := given.get("chat_template")) is None:
         return check_template(tokenizer, name, given.get("tools"))
+    if not isinstance(chosen, str):
+        raise PromptError(f"chat_template is of type {type(chosen).__name__}, but must be text. Correct it.")
     named = getattr(tokenizer, "chat_template", None)
-    return str(named.get(chosen, chosen) if isinstance(named, Mapping) else chosen)
+    return str(named.get(chosen, chosen)) if isinstance(named, Mapping) else chosen
 
 
 def _checked_options(given: Mapping[str, Any], template: str, name: str) -> dict[str, Any]:

@@ -31,6 +31,7 @@ from forerun.server.protocol.messages_api import CountBody
 from forerun.server.protocol.requests import MESSAGES_URL, Tools, check_template_options, with_read_calls
 from forerun.server.protocol.responses_api import RESPONSES_URL
 from forerun.server.service import Service
+from forerun.utils.library_tokenizer import LibraryTokenizer
 
 
 class TokenizeBody(Body):
@@ -57,6 +58,8 @@ class TokenizeBody(Body):
         if self.messages is None and (wrong := next(iter(given), None)):
             raise RequestBodyError(f"{wrong} is for messages. Leave it out.", param=wrong)
         options = {**given.pop("chat_template_kwargs", {}), **given}
+        if not self.tools:  # an empty list is none, as in a chat
+            options.pop("tools", None)
         prompt: Any = self.prompt if self.messages is None else list(map(with_read_calls, self.messages))
         try:
             encoded = partial(encode, prompt, tokenizer, target.name, options, model=target)
@@ -64,7 +67,9 @@ class TokenizeBody(Body):
         except PromptError as error:
             raise RequestBodyError(str(error), param="prompt" if self.messages is None else "messages") from None
         found: dict[str, Any] = {"count": len(tokens), "max_model_len": target.context_length, "tokens": tokens}
-        return found | ({"token_strs": tokenizer.convert_ids_to_tokens(tokens)} if self.return_token_strs else {})
+        if self.return_token_strs:
+            found["token_strs"] = tokenizer.convert_ids_to_tokens(tokens) if tokens else []
+        return found
 
 
 class DetokenizeBody(Body):
@@ -215,6 +220,8 @@ def _add_facts(app: FastAPI, service: Service, draining: Callable[[], bool]) -> 
     async def tokenizer_info() -> Any:
         tokenizer = service.llm.tokenizer
         kind = None if tokenizer is None else type(tokenizer).__name__
+        if isinstance(tokenizer, LibraryTokenizer):
+            kind = "PreTrainedTokenizerFast"  # which a client can load, as `tokenizer.full`
         return {"tokenizer_class": kind, **{name: getattr(tokenizer, name, None) for name in _OF_TOKENIZER}}
 
     @app.get("/live")

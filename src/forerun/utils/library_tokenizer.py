@@ -6,7 +6,7 @@ Importing Transformers' class takes seconds, so one is made where something else
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import cached_property
+from copy import copy
 from inspect import unwrap
 from typing import Any
 
@@ -20,12 +20,18 @@ def _of_full(name: str) -> Callable[..., Any]:
     return call
 
 
+def _part(name: str) -> Any:
+    return property(lambda self: self._parts[name] if self._full is None else getattr(self._full, name))
+
+
 class LibraryTokenizer:
-    """A tokenizer that answers as the Transformers tokenizer `full` does, which it makes when it must.
+    """A tokenizer that answers as the Transformers tokenizer `full` does, which it makes when it must: what is changed
+    of either is changed of both.
 
     Attributes:
         backend_tokenizer: the library's.
         special_tokens_map: role -> text of the named tokens, such as "eos_token".
+        all_special_tokens: the named tokens, each once.
         chat_template: text, or name -> text; None if there is none.
     """
 
@@ -34,23 +40,44 @@ class LibraryTokenizer:
     batch_decode = _of_full("batch_decode")
     tokenize = _of_full("tokenize")
     apply_chat_template = _of_full("apply_chat_template")
+    backend_tokenizer = _part("backend_tokenizer")
+    special_tokens_map = _part("special_tokens_map")
+    all_special_tokens = _part("all_special_tokens")
+    chat_template = _part("chat_template")
 
     def __init__(self, backend: Any, named: Mapping[str, str], chat_template: Any, make: Callable[[], Any]) -> None:
         """named: by role. make: makes the Transformers tokenizer."""
-        self.backend_tokenizer = backend
-        self.special_tokens_map = {role: named[role] for role in _ROLES if role in named}
-        self.chat_template = chat_template
+        roles = {role: named[role] for role in _ROLES if role in named}
+        self._parts = {
+            "backend_tokenizer": backend,
+            "special_tokens_map": roles,
+            "all_special_tokens": list(dict.fromkeys(roles.values())),
+            "chat_template": chat_template,
+        }
         self._make = make
+        self._full: Any = None
 
     @property
     def full(self) -> Any:
         """Return the Transformers tokenizer."""
-        self._made.chat_template = self.chat_template
-        return self._made
+        if self._full is None:
+            made = self._make()
+            made.chat_template = self._parts["chat_template"]
+            self._full = made
+        return self._full
 
-    @cached_property
-    def _made(self) -> Any:
-        return self._make()
+    def __copy__(self) -> LibraryTokenizer:
+        made = object.__new__(type(self))
+        made.__dict__ |= self.__dict__ | {"_parts": {**self._parts}, "_full": copy(self._full)}
+        return made
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name.startswith("_") or callable(getattr(type(self), name, None)):
+            super().__setattr__(name, value)
+        elif name == "chat_template" and self._full is None:
+            self._parts[name] = value
+        else:
+            setattr(self.full, name, value)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):  # what copies or inspects objects asks for
@@ -80,11 +107,6 @@ class LibraryTokenizer:
         return added
 
     @property
-    def all_special_tokens(self) -> list[str]:
-        """Return the named tokens, each once."""
-        return list(dict.fromkeys(self.special_tokens_map.values()))
-
-    @property
     def all_special_ids(self) -> list[int]:
         """Return the ids of the named tokens."""
         ids: list[int] = self.convert_tokens_to_ids(self.all_special_tokens)
@@ -106,14 +128,18 @@ class LibraryTokenizer:
 
     def encode(self, text: Any, *arguments: Any, **options: Any) -> Any:
         """Return the token ids of a text."""
-        if arguments or not isinstance(text, str) or options.keys() - {"add_special_tokens", "verbose"}:
+        is_plain = isinstance(text, str) and not arguments and not options.keys() - {"add_special_tokens", "verbose"}
+        if (
+            not is_plain or self._full is not None
+        ):  # calls of `full` may have left truncation and padding to its backend
             return self.full.encode(text, *arguments, **options)
         return self.backend_tokenizer.encode(text, add_special_tokens=options.get("add_special_tokens", True)).ids
 
     def decode(self, token_ids: Any, skip_special_tokens: bool = False, **options: Any) -> Any:
         """Return the text of token ids."""
         is_plain = isinstance(token_ids, list) and all(isinstance(index, int) for index in token_ids)
-        if not is_plain or any(options.values()) or options.keys() - {"clean_up_tokenization_spaces"}:
+        is_plain = is_plain and not any(options.values()) and not options.keys() - {"clean_up_tokenization_spaces"}
+        if not is_plain or self._full is not None:
             return self.full.decode(token_ids, skip_special_tokens, **options)
         return self.backend_tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
 

@@ -83,10 +83,10 @@ def encode_text(tokenizer: Any, text: str, *, special: bool) -> list[int]:
         except TaskError as error:
             raise PromptError(f"A text of {len(text):,} characters cannot be tokenized: {error}.") from None
         return array("I", ids).tolist()
-    if isinstance(tokenizer, LibraryTokenizer):
-        return tokenizer.encode(text, add_special_tokens=special)  # type: ignore[no-any-return]
     # not verbose: it would warn of texts longer than the length in its configuration, which says nothing of the model
-    found: list[int] = tokenizer(text, add_special_tokens=special, verbose=False)["input_ids"]
+    options = {"add_special_tokens": special, "verbose": False}
+    is_library = isinstance(tokenizer, LibraryTokenizer)
+    found: list[int] = tokenizer.encode(text, **options) if is_library else tokenizer(text, **options)["input_ids"]
     return found
 
 

@@ -286,6 +286,11 @@ def test_a_chat_template_is_given(fake: FakeModel, tmp_path: Path) -> None:
         llm = LLM(model, None, tokenizer=tokenizer, chat_template=given)
         assert llm.encode([{"role": "user", "content": "hello"}]) == tokenizer("hello!")["input_ids"]
     assert not tokenizer.chat_template
+    tokenizer.chat_template = {"default": template}
+    for odd in ([1], file):
+        with pytest.raises(PromptError, match="chat_template is of type"):
+            LLM(model, None, tokenizer=tokenizer).chat([{"role": "user", "content": "hello"}], chat_template=odd)
+    tokenizer.chat_template = None
     with pytest.raises(ConfigError, match="cannot be read"):
         LLM(model, None, tokenizer=tokenizer, chat_template="nowhere.jinja")
     with pytest.raises(ConfigError, match="no tokenizer that reads one"):

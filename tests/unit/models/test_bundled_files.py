@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from forerun.config import BUNDLED_MODELS
-from forerun.engine.chat_template import encode
+from forerun.engine.chat_template import encode, with_template
 from forerun.errors import PromptError
 from forerun.models.families.table import description_of, frequencies
 from forerun.models.loading.gguf.tokenizer import read_tokenizer
@@ -27,13 +27,14 @@ TEXTS = (
     *("", " ", "a  b ", "hello world!", "he</s> <s>he<tool>", "x . y , z ! n't", "\n\n\t 12", "<|endoftext|>a"),
     *("e\u0301 \ufb01 日本 \U0001f469\u200d\U0001f467", "\u2581he<0x0A>", "<|im_end|>\n<|im_start|>user", "\ufeff\x00"),
 )
+WRITTEN = "{{ messages[0].content }}"
 ROLES = ("bos_token", "eos_token", "unk_token", "pad_token")
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
 def test_tokenizers_are_those_of_transformers(name: str) -> None:
     ours: Any = TOKENIZERS[name]()
-    theirs = ours.full
+    theirs = TOKENIZERS[name]().full
     for text in TEXTS:
         for special in (False, True):
             ids = theirs(text, add_special_tokens=special)["input_ids"]
@@ -62,11 +63,37 @@ def test_tokenizers_are_those_of_transformers(name: str) -> None:
 
 def test_all_else_is_asked_of_transformers() -> None:
     tokenizer = read_tokenizer(byte_level(), "m.gguf")
-    tokenizer.chat_template = "{{ messages[0].content }}{{ eos_token }}"
+    tokenizer.chat_template = WRITTEN + "{{ eos_token }}"
     assert tokenizer(["he", "12"], return_tensors="np")["input_ids"].shape == (2, 1)
     assert tokenizer("he").input_ids == tokenizer.encode("he", return_tensors="np").tolist()[0]
     assert tokenizer.decode([[0], [1]]) == ["</s>", "<s>"] and tokenizer.name_or_path == ""
     assert tokenizer.apply_chat_template([{"role": "user", "content": "he"}], tokenize=False) == "he</s>"
+
+
+@pytest.mark.parametrize("is_made", [False, True])
+def test_what_is_changed_of_one_is_changed_of_both(is_made: bool) -> None:
+    tokenizer = read_tokenizer(byte_level(), "m.gguf")
+    chat = [{"role": "user", "content": "he"}]
+    if is_made:
+        assert tokenizer.full.chat_template is None
+    given = with_template(tokenizer, WRITTEN + "ab")
+    tokenizer.chat_template = WRITTEN + "12"
+    assert encode(chat, tokenizer, "m") == tokenizer.encode("he12")
+    full = tokenizer.full
+    assert full.chat_template == WRITTEN + "12"
+    full.chat_template = WRITTEN + "{{ eos_token }}"
+    tokenizer.eos_token = "<s>"
+    assert tokenizer.eos_token_id == full.eos_token_id == tokenizer.get_vocab()["<s>"]
+    assert "<s>" in tokenizer.all_special_tokens
+    length = len(tokenizer)
+    full.add_special_tokens({"pad_token": "<X>"})
+    assert (tokenizer.pad_token_id, len(tokenizer)) == (length, length + 1) == (tokenizer.encode("<X>")[0], len(full))
+    tokenizer.clean_up_tokenization_spaces = True
+    assert tokenizer.decode(full.encode("a .")) == full.decode(full.encode("a ."))
+    full(["he", "hello"], padding=True, truncation=True, max_length=2)
+    assert vocabulary.encode_text(tokenizer, "hello" * 9, special=False) == full.encode("hello" * 9)
+    assert encode(chat, tokenizer, "m") == tokenizer.encode("he<s>")
+    assert encode(chat, given, "m") == given.encode("heab") and given.full.chat_template == WRITTEN + "ab"
 
 
 @pytest.mark.parametrize("name", BUNDLED_MODELS)

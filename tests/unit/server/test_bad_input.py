@@ -7,8 +7,11 @@ from typing import Any
 
 import httpx
 import pytest
+import transformers
 
+from forerun.models.loading.gguf.tokenizer import read_tokenizer
 from forerun.server.protocol.bodies import SAME_NAMES
+from gguf_metadata import byte_level
 from serving import NAME, Served
 from small_tokenizers import END
 
@@ -142,6 +145,19 @@ def test_tokens_of_text_and_back(http: httpx.Client, served: Served) -> None:
     assert "token_strs" not in made
 
 
+def test_what_is_told_of_other_tokenizers(served: Served, http: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = read_tokenizer(byte_level(), "m.gguf")
+    monkeypatch.setattr(served.llm, "tokenizer", tokenizer)
+    kind = http.get("/tokenizer_info").json()["tokenizer_class"]
+    assert isinstance(tokenizer.full, getattr(transformers, kind))
+    refused = http.post("/tokenize", json={**TALK, "chat_template_kwargs": {"chat_template": "a"}})
+    assert refused.status_code == 400 and error_of(refused)["param"] == "chat_template_kwargs"
+    monkeypatch.setattr(served.llm, "tokenizer", None)
+    assert http.get("/tokenizer_info").json()["tokenizer_class"] is None
+    found = http.post("/tokenize", json={"prompt": "", "return_token_strs": True})
+    assert found.status_code == 200 and found.json()["tokens"] == found.json()["token_strs"] == []
+
+
 def test_special_tokens_of_a_text_are_kept(http: httpx.Client, served: Served) -> None:
     """Tokens to text and back lose nothing; what is left out is left out on request."""
     text = f"hello{END}world{END}"
@@ -155,13 +171,14 @@ def test_special_tokens_of_a_text_are_kept(http: httpx.Client, served: Served) -
 def test_tokens_of_a_chat_with_all_that_its_template_reads(http: httpx.Client, served: Served) -> None:
     template = served.llm.tokenizer.chat_template
     try:
-        served.llm.tokenizer.chat_template = (
-            "{{ messages[0].content }}{{ tools[0].function.name if tools }}{{ '!' if add_generation_prompt }}"
-        )
+        written = "{{ messages[0].content }}{{ tools[0].function.name if tools }}{{ '!' if add_generation_prompt }}"
+        with_tools = "{{ raise_exception('none') if not tools }}"
+        served.llm.tokenizer.chat_template = {"default": written, "tool_use": with_tools + written}
         tool = {"type": "function", "function": {"name": "world"}}
         for more, said in (
             ({}, "a!"),
             ({"add_generation_prompt": False}, "a"),
+            ({"tools": []}, "a!"),
             ({"tools": [tool], "add_generation_prompt": True}, "aworld!"),
         ):
             ids = http.post("/tokenize", json={**TALK, **more}).json()["tokens"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Hashable, Mapping, Sequence as Seq
 from dataclasses import dataclass, field as dataclass_field, replace
 from typing import Annotated, Any, Literal
@@ -41,6 +40,14 @@ COMPLETIONS_URL = "/v1/completions"
 MESSAGES_URL = "/v1/messages"
 DEFAULT_COMPLETION_TOKENS = 16
 """max_tokens of a completion that does not say, as OpenAI's. Of a chat it is what the context holds."""
+_OF_RENDERING = frozenset(
+    {
+        *("conversation", "tools", "documents", "chat_template", "add_generation_prompt", "continue_final_message"),
+        *("tokenize", "sanitize_control_tokens", "padding", "truncation", "max_length", "return_tensors"),
+        *("return_dict", "return_assistant_tokens_mask", "tokenizer_kwargs", "kwargs"),
+    }
+)
+"""Parameters of Transformers' `apply_chat_template`, whose import takes seconds."""
 
 
 class StreamOptions(BodyPart):
@@ -213,8 +220,7 @@ class CompletionRequest:
 
 def check_template_options(options: Mapping[str, Any], tokenizer: Any) -> None:
     """Raise RequestBodyError if an option is a parameter of `apply_chat_template`, or an effort that is not read."""
-    taken = inspect.signature(tokenizer.apply_chat_template).parameters if options and tokenizer is not None else ()
-    if wrong := next((option for option in options if option in taken), None):
+    if wrong := next((option for option in options if option in _OF_RENDERING), None):
         raise RequestBodyError(
             f"chat_template_kwargs sets {wrong!r}, which is no option of a template. Leave it out.",
             param="chat_template_kwargs",

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from inspect import signature
 from typing import Any
 
 import pytest
+from transformers import PreTrainedTokenizerBase
 
 from doubles import FakeModel
 from forerun import LLM, SamplingParams
 from forerun.errors import RequestBodyError
+from forerun.models.loading.gguf.tokenizer import read_tokenizer
 from forerun.server.protocol.bodies import LABELS, SAME_NAMES, WITHOUT_EFFECT
 from forerun.server.protocol.model_texts import ModelTexts
 from forerun.server.protocol.requests import CHAT_URL, COMPLETIONS_URL, CompletionRequest, parse_body, with_seed
 from forerun.utils.fields import described
+from gguf_metadata import byte_level as of_gguf
 from small_tokenizers import byte_level
 
 MESSAGES = [{"role": "user", "content": "hello"}]
@@ -274,14 +279,19 @@ def test_prompts_in_tokens() -> None:
     assert caught.value.param == "messages"
 
 
-def test_options_of_a_chat_template() -> None:
-    tokenizer = byte_level()
-    tokenizer.chat_template = "{{ messages[0].content }}{% if think %}!{% endif %}"
+@pytest.mark.parametrize("make", [byte_level, lambda: read_tokenizer(of_gguf(), "m.gguf")])
+def test_options_of_a_chat_template(make: Callable[[], Any]) -> None:
+    tokenizer = make()
+    tokenizer.chat_template = {"default": "{{ messages[0].content }}{% if think %}!{% endif %}"}
     plain, thinking = chat(), chat(chat_template_kwargs={"think": True})
     assert ids(thinking, tokenizer) == [tokenizer("hello!")["input_ids"]] != ids(plain, tokenizer)
-    with pytest.raises(RequestBodyError, match="'tokenize'") as caught:
-        ids(chat(chat_template_kwargs={"tokenize": True}), tokenizer)
-    assert caught.value.param == "chat_template_kwargs"
+    opened = chat(messages=[{"role": "assistant", "content": "hello"}], continue_final_message=True)
+    assert ids(opened, tokenizer) == ids(plain, tokenizer)
+    for name in set(signature(PreTrainedTokenizerBase.apply_chat_template).parameters) - {"self"}:
+        for value in (True, [1]):
+            with pytest.raises(RequestBodyError, match=f"'{name}'") as caught:
+                ids(chat(chat_template_kwargs={name: value}), tokenizer)
+            assert caught.value.param == "chat_template_kwargs"
 
 
 def test_an_effort_is_for_templates_that_read_it() -> None:
