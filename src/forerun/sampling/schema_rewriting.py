@@ -38,7 +38,7 @@ _LONG, _LONG_REFERENCE = 16, 64
 _MOST_NAMES = 256
 """Of which choices may require some and not others: each choice names all that the others require."""
 _MOST_PARTS = 100_000
-"""Schemas, and values in them: llguidance refuses fewer, but not in no time."""
+"""Schemas, and values in them: more take too long, and llguidance refuses fewer where it uses them."""
 
 
 class _EnoughError(Exception):
