@@ -18,6 +18,7 @@ from forerun.config import JSON_OBJECT, JSON_SCHEMA, Grammar
 from forerun.errors import GrammarError, RequestBodyError
 from forerun.sampling.grammar import Grammars
 from forerun.sampling.json_schemas import readable
+from forerun.sampling.schema_rewriting import Work
 
 _GUIDANCE = "x-guidance"
 _JSON = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}
@@ -222,9 +223,10 @@ def _readable(tools: Seq[Mapping[str, Any]], name: str | None) -> tuple[list[dic
     only one, if there is one."""
     made = []
     warnings = []
+    work = Work()
     for tool in tools:
         function = tool["function"]
-        parameters, told = readable(function.get("parameters"))
+        parameters, told = readable(function.get("parameters"), work)
         made.append({**tool, "function": {**function, "parameters": parameters}})
         if name in (None, function["name"]):
             warnings += [f"{function['name']}: {each}" for each in told]

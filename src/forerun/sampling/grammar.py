@@ -7,7 +7,6 @@ the grammar refuses, which no rule accepts.
 
 from __future__ import annotations
 
-import json
 import math
 import threading
 from collections import OrderedDict
@@ -25,7 +24,7 @@ from torch import Tensor
 
 from forerun.config import JSON_SCHEMA, Grammar
 from forerun.errors import GrammarDeadEndError, GrammarError
-from forerun.sampling.json_schemas import Unheld, readable, remedy, unheld
+from forerun.sampling.json_schemas import Unheld, readable_text, remedy, unheld
 from forerun.types import Allowed, Bits, Draft, Matcher, Sequence, allow, forbid, is_allowed
 from forerun.utils import child_program
 from forerun.utils.children import CHILDREN, TaskError, TaskLimitError, tokenizer_json
@@ -177,8 +176,7 @@ class Grammars:
         text = grammar.text
         warnings = grammar.warnings
         if grammar.kind == JSON_SCHEMA:
-            schema, warnings = readable(json.loads(text))
-            text = json.dumps(schema, ensure_ascii=False)
+            text, warnings = readable_text(text)
         verdict = self._verdict(grammar.kind, text, tenant, tokenizer.eos_token)
         try:
             if (reason := verdict.get("refused")) is not None:

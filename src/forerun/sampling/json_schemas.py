@@ -6,13 +6,14 @@ finished answer is checked then.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
 from forerun.errors import GrammarError
-from forerun.sampling.schema_rewriting import Rewriter
+from forerun.sampling.schema_rewriting import Rewriter, Work
 from forerun.utils.children import CHILDREN, TaskError, TaskLimitError
 
 _LENIENT = (
@@ -59,19 +60,35 @@ class Unheld:
 ALL_HELD = Unheld()
 
 
-def readable(schema: Any) -> tuple[Any, tuple[str, ...]]:
+def readable(schema: Any, work: Work | None = None) -> tuple[Any, tuple[str, ...]]:
     """Return a schema that allows the same in keywords that llguidance holds, as far as there are any, and warnings of
     what asks for nothing to JSON Schema, and is not applied.
 
+    Args:
+        work: of the same request's other schemas.
+
     Raises:
-        GrammarError: it is nested too deeply.
+        GrammarError: it is nested too deeply, or has too many parts.
     """
     try:
-        rewriter = Rewriter(schema)
+        rewriter = Rewriter(schema, work)
         made = rewriter.rewritten(schema)
     except RecursionError:
-        raise GrammarError("The JSON schema is nested too deeply. Correct it, or leave it out.") from None
+        raise _too_deep() from None
     return made, _listed("Formats of the schema are not applied", map(repr, rewriter.formats))
+
+
+def readable_text(text: str) -> tuple[str, tuple[str, ...]]:
+    """Return what `readable` does, of and as text."""
+    schema, warnings = readable(json.loads(text))
+    try:
+        return json.dumps(schema, ensure_ascii=False), warnings
+    except RecursionError:  # it is nested more deeply than the given one
+        raise _too_deep() from None
+
+
+def _too_deep() -> GrammarError:
+    return GrammarError("The JSON schema is nested too deeply. Correct it, or leave it out.")
 
 
 def unheld(messages: Sequence[str], schema: str = "") -> Unheld:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from pathlib import Path
 
 
@@ -14,7 +15,10 @@ def short_name(model: str) -> str:
 def served_name(model: str) -> str:
     """Return what a model is called where the user does not say: the short name of a folder or file, or the id on the
     Hub."""
-    return short_name(str(Path(model).resolve())) if Path(model).exists() else model
+    with suppress(OSError, ValueError):  # it is no path: too long, or with a null character
+        if Path(model).exists():
+            return short_name(str(Path(model).resolve()))
+    return model
 
 
 def names_of(name: str, model: str) -> frozenset[str]:

@@ -82,6 +82,9 @@ def wrapped(schema: dict[str, Any]) -> dict[str, Any]:
 def test_what_is_refused(served: Served, http: httpx.Client) -> None:
     wrong: list[dict[str, Any]] = [
         {"type": "json_schema", "json_schema": {"name": "it", "schema": {"type": "nonsense"}}},
+        wrapped({"oneOf": [{"type": 5}, {"type": "string"}]}),
+        wrapped({"oneOf": [{"type": None}, {"type": [[]]}]}),
+        wrapped(json.loads('{"oneOf": [' * 300 + "{}" + "]}" * 300)),
         {"type": "json_schema"},
         {"type": "json_schema", "json_schema": {"name": "it", "schema": {"$ref": "http://elsewhere/schema"}}},
     ]

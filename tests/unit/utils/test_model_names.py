@@ -28,7 +28,8 @@ def test_short_names(model: str, short: str) -> None:
 def test_no_path_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "it.gguf").touch()
     assert served_name(str(tmp_path / "it.gguf")) == "it"
-    assert served_name("owner/it") == "owner/it"
+    for no_path in ("owner/it", "x" * 300, "\0"):
+        assert served_name(no_path) == no_path
     monkeypatch.chdir(tmp_path)
     assert served_name(".") == tmp_path.name
 

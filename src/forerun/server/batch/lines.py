@@ -18,7 +18,7 @@ from forerun.server.protocol.errors import error_response
 from forerun.server.protocol.requests import CHAT_URL, COMPLETIONS_URL, CompletionRequest, parse_body
 from forerun.utils.files import Closing, atomic_file, digest, file_digest
 from forerun.utils.json_file import Fields
-from forerun.utils.model_names import names_of, served_name
+from forerun.utils.model_names import names_of, short_name
 
 _FIELDS = ("custom_id", "method", "url", "body")
 _LINE = {"place": "The line", "remedy": "Give an object with custom_id, method, url and body."}
@@ -183,7 +183,7 @@ def _request(line: bytes, model: str, context_length: int) -> CompletionRequest:
     request = parse_body(url, values.get("body"), context_length)
     if request.stream:
         raise RequestBodyError("stream is true, but a batch has no streams. Leave it out.", param="stream")
-    if request.model and request.model not in names_of(model, model) and served_name(request.model) != model:
+    if request.model and request.model not in names_of(model, model) and short_name(request.model) != model:
         raise RequestBodyError(
             f"The model of the request is not the one that runs, {model!r}. Correct it, leave it out, or run the batch "
             "with --served-model-name and the name that the requests use.",

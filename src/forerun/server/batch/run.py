@@ -175,6 +175,8 @@ class BatchRun:
         if error is not None:
             self._fail(active_line, error)
         elif active_line.error is None:
+            for each in prompt.outputs:
+                prompt.request.check(each)
             self._count(prompt, Generation.of(prompt.request.prompt_token_ids, prompt.outputs))
         self._leave(prompt)
 

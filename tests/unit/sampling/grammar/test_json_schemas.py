@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from forerun import Grammar, GrammarError
 from forerun.models import find_tokenizer
 from forerun.sampling import grammar, json_schemas
 from forerun.sampling.grammar import Grammars
-from forerun.sampling.json_schemas import Unheld, readable
+from forerun.sampling.json_schemas import Unheld, readable, readable_text
 from forerun.sampling.schema_rewriting import FORMATS
 from forerun.utils.child_program import compiled
 
@@ -125,3 +126,13 @@ def test_a_large_schema_has_the_time_of_two_compilations(grammars: Grammars, mon
     monkeypatch.setattr(grammar, "CHILDREN", Slow())
     with pytest.raises(GrammarError, match=r"takes more than 2 s of processor time\. Correct it"):
         grammars.prepare(Grammar.json_schema(LARGE | {"title": "anew"}))
+
+
+def test_a_schema_that_its_rewriting_nests_too_deeply(grammars: Grammars) -> None:
+    """Whichever step finds it: each has frames of its own."""
+    for depth in range(100, 500, 3):
+        text = '{"oneOf": [' * depth + "{}" + "]}" * depth
+        with suppress(GrammarError):
+            readable_text(Grammar.json_schema(text).text)
+    with pytest.raises(GrammarError, match="nested too deeply"):
+        grammars.prepare(Grammar.json_schema(text))

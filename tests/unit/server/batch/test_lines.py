@@ -72,6 +72,17 @@ def test_a_request_for_another_model(tmp_path: Path) -> None:
     assert error is not None and error.status == 404 and error.param == "model"
 
 
+def test_names_of_models_are_not_looked_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The names in lines, of which one may be any path, or none."""
+    exists = Path.exists
+    seen = []
+    monkeypatch.setattr(Path, "exists", lambda path: seen.append(str(path)) or exists(path))
+    names = ["models/it.gguf", "/srv/models/it", "x" * 300, "\0", "/etc/passwd", "../" * 2000, "owner/that"]
+    asked = read(tmp_path / "in", *(line(f"{i}", {"prompt": [1], "model": name}) for i, name in enumerate(names)))
+    assert [each.error is None for each in asked] == [True, True, *(False for _ in names[2:])]
+    assert set(seen).isdisjoint(map(str, map(Path, names)))
+
+
 def test_a_custom_id_that_stands_twice(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="lines 2 and 4 have the same custom_id"):
         read(tmp_path / "in", line("a"), line("b"), "", line("b"))

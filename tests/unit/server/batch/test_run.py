@@ -83,6 +83,24 @@ def test_every_line_has_the_answer_that_it_has_alone(llm: LLM, tmp_path: Path) -
         assert json.dumps(alone) == json.dumps(together[index])
 
 
+def test_answers_of_lenient_schemas_are_checked(tmp_path: Path) -> None:
+    pytest.importorskip("llguidance")
+    llm = LLM("bundled")
+    given = {"type": "array", "items": {"enum": [1]}, "minItems": 2, "maxItems": 2, "x-guidance": {"lenient": True}}
+    body = {"prompt": ["hello", "world"], "max_tokens": 40, "temperature": 0}
+    schemas = [given | {"uniqueItems": True}, given | {"not": {"enum": [[]]}}]
+    forms = [{"type": "json_schema", "json_schema": {"name": "it", "schema": schema}} for schema in schemas]
+    made = [line(f"{number}", **body, response_format=form) for number, form in enumerate(forms)]
+    (tmp_path / "in").write_text("\n".join([*made, line("cut", **body | {"max_tokens": 1}, response_format=forms[0])]))
+    found = whole(llm, tmp_path / "in")
+    last = [found[index]["response"]["body"]["warnings"][-1] for index in range(3)]
+    assert last[:2] == [
+        "The answer breaks its schema: $: uniqueItems",
+        "The answer is checked: it keeps to its schema.",
+    ]
+    assert "not checked" in last[2]
+
+
 def test_no_more_is_read_than_is_computed(llm: LLM, tmp_path: Path) -> None:
     (tmp_path / "in").write_text("\n".join(lines(80)))
     fake: Any = llm.target
