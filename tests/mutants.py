@@ -337,7 +337,7 @@ MUTANTS = [
     Mutant(
         "a token that ends the output by its id is no part of a stream's text",
         "engine/sequence.py",
-        'new_ids[: keep - 1] if reason == "stop" else new_ids[:keep]',
+        "new_ids[: keep - 1] if without_end else new_ids[:keep]",
         "new_ids[:keep]",
         ("unit/engine/test_ends.py",),
     ),
