@@ -22,6 +22,7 @@ from small_tokenizers import TURN, byte_level
 
 WORDS = ("he", "hel", "hell", "hello", "\u2581hello", "wo", "wor", "worl", "world", "\u2581world", *"\u2581helowrd")
 TEMPLATE = "{% for m in messages %}[{{ m.content }}]{% endfor %}"
+FOR_TOOLS = "tool_use {{ tools[0].function.name }} " + TEMPLATE
 
 
 def _field(number: int, value: bytes | int) -> bytes:
@@ -118,14 +119,14 @@ def test_mistrals_own_layout_is_explained(missing: str, tmp_path: Path) -> None:
 
 
 def _in_the_configuration(folder: Path) -> None:
-    named = [{"name": name, "template": f"{name} {TEMPLATE}"} for name in ("default", "tool_use")]
+    named = [{"name": "default", "template": f"default {TEMPLATE}"}, {"name": "tool_use", "template": FOR_TOOLS}]
     _settings(folder, chat_template=named)
 
 
 def _in_a_folder(folder: Path) -> None:
     (folder / "additional_chat_templates").mkdir()
     (folder / "chat_template.jinja").write_text(f"default {TEMPLATE}")
-    (folder / "additional_chat_templates" / "tool_use.jinja").write_text(f"tool_use {TEMPLATE}")
+    (folder / "additional_chat_templates" / "tool_use.jinja").write_text(FOR_TOOLS)
 
 
 @pytest.mark.parametrize("write", [_in_the_configuration, _in_a_folder])
@@ -135,7 +136,7 @@ def test_of_named_templates_the_one_for_tools_is_found(write: Callable[[Path], N
     tokenizer, chat = load_tokenizer(folder), [{"role": "user", "content": "hello"}]
     tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
     written = [tokenizer.decode(encode(chat, tokenizer, "m", {"tools": tools})) for tools in (None, [tool])]
-    assert written == ["default [hello]", "tool_use [hello]"]
+    assert written == ["default [hello]", "tool_use f [hello]"]
     tokenizer.chat_template.pop("default")
     with pytest.raises(PromptError, match="m has chat templates named tool_use, and none named default"):
         encode(chat, tokenizer, "m")
