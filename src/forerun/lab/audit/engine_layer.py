@@ -208,13 +208,18 @@ LENGTH = 6
 """Tokens of an answer: enough for a draft, its rejection, and what comes after the rollback."""
 NUM_OPENED, OPENING_SHARE = 48, 0.1
 """Paths whose distribution is computed, of each prompt and test, and the share of a test's time that it may take."""
-ENGINE_WEIGHT = 1.8
+_WEIGHT = 1.8
 """Of a test's time, beside that of a comparison of bits."""
 _NUM_PROMPTS = 2
 _CHOICES = 4
 """Of a request without a seed: they share the pages of their prompt."""
 _RUN = AuditRun("requests", 5, 16, arrivals=2, varying=True, prefill_chunk=48)
 _PLAIN = AuditRun("plain", 0, 16)
+
+
+def engine_weight(sampled: Sampled) -> float:
+    """Return the weight of a test among the stages: seeded requests have one answer each."""
+    return _WEIGHT * (1.5 if sampled.is_seeded else 1)
 
 
 def engine_layer(
@@ -266,7 +271,7 @@ def _test(
 ) -> None:
     each = 1 if sampled.is_seeded else _CHOICES
     count = -(-num_requests // each)
-    pace.begin(f"Engine: {sampled.name}", count, ENGINE_WEIGHT)
+    pace.begin(f"Engine: {sampled.name}", count, engine_weight(sampled))
     if pace.is_over:
         layer.tests.append(Check(sampled.name, "inconclusive", note=in_time(0, count)))
         return

@@ -10,7 +10,7 @@ from typing import Any
 from forerun.errors import ConfigError, DrafterError
 from forerun.lab.audit.bits_layer import bits_layer, runs
 from forerun.lab.audit.certificate import Certificate, Layer
-from forerun.lab.audit.engine_layer import ENGINE_WEIGHT, Audited, engine_layer
+from forerun.lab.audit.engine_layer import Audited, engine_layer, engine_weight
 from forerun.lab.audit.pace import Pace
 from forerun.lab.audit.rule_layer import RULE_WEIGHT, TRIED, rule_layer
 from forerun.lab.audit.settings import FAMILY_ERROR, NEEDS_DRAFTER, SAMPLED, AuditOptions
@@ -57,10 +57,10 @@ def run_audit(
         raise ConfigError(f"{target.name} has {target.vocab_size} tokens; an audit needs {_FEWEST_TOKENS} or more.")
     chosen = audit_prompts(prompts, max(settings.num_prompts, 2), target.context_length, settings.max_tokens)
     num_rules = len(TRIED) * bool(settings.samples)
-    num_sampled = len(SAMPLED) * bool(settings.requests)
-    level = FAMILY_ERROR / max(1, num_rules + num_sampled)
+    sampled = SAMPLED if settings.requests else ()
+    level = FAMILY_ERROR / max(1, num_rules + len(sampled))
     pace = pace or Pace(60 * settings.minutes or math.inf)
-    pace.weight = 1 + len(runs(settings.num_draft_tokens)) + RULE_WEIGHT * num_rules + ENGINE_WEIGHT * num_sampled
+    pace.weight = 1 + len(runs(settings.num_draft_tokens)) + RULE_WEIGHT * num_rules + sum(map(engine_weight, sampled))
     layers = [bits_layer(audited, chosen[: settings.num_prompts], settings, pace)]
     if settings.samples:
         layers.append(rule_layer(target, chosen, settings.samples, settings.seed, level, acceptance, pace))
