@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence as Seq
 from typing import Any
 
 from forerun.errors import PromptError
+from forerun.utils.child_program import THOUGHTS
 
 _ROLES = ("system", "developer", "user", "assistant", "tool")
-_THOUGHTS = ("reasoning_content", "reasoning", "thinking")
 _FORMERLY = {"function_call": "tool_calls", "audio": "text"}
 """Fields of messages that are not read, and those that are."""
 
@@ -23,7 +23,7 @@ def read_message(entry: Any, index: int) -> dict[str, Any]:
         PromptError: it has parts or fields that are not read, or has no content.
     """
     message = {key: value for key, value in dict(entry).items() if value is not None}
-    has_more = message.get("role") == "assistant" and any(map(message.get, ("tool_calls", *_THOUGHTS)))
+    has_more = message.get("role") == "assistant" and any(map(message.get, ("tool_calls", *THOUGHTS)))
     if "role" not in message or not ("content" in entry or has_more):
         raise PromptError(f"Message {index} of the chat needs both 'role' and 'content'.")
     if odd := next((field for field in _FORMERLY if field in message), None):
@@ -111,7 +111,7 @@ def key_to_continue(messages: Seq[Mapping[str, Any]], asked: bool | str) -> str:
             "The last message of the chat has calls, so it is not continued. Give their results in messages of the "
             "role 'tool', or leave the calls out."
         )
-    thought = next((key for key in _THOUGHTS if last.get(key)), "content")
+    thought = next((key for key in THOUGHTS if last.get(key)), "content")
     written = "content" if last["content"] else thought
     key = asked if isinstance(asked, str) else written
     if not isinstance(last.get(key), str):

@@ -180,8 +180,21 @@ class Engine:
         for index, prompt in enumerate(prompts):
             with naming_prompt(index, len(prompts)):
                 check_prompt(prompt, target)
-            own = Request(next(self._ids), list(prompt), params, stream, eos_ids.union(reasons), stops, flow)
-            made.append(replace(own, scope=params.tenant, marks=marks, stop_reasons=reasons, unheld=unheld))
+            made.append(
+                Request(
+                    next(self._ids),
+                    list(prompt),
+                    params,
+                    stream,
+                    eos_ids.union(reasons),
+                    stops,
+                    flow,
+                    scope=params.tenant,
+                    marks=marks,
+                    stop_reasons=reasons,
+                    unheld=unheld,
+                )
+            )
         return made
 
     def enqueue(self, request: Request) -> None:

@@ -31,10 +31,14 @@ _TYPES = frozenset(("array", "boolean", "null", "number", "object", "string"))
 _TYPE_OF = {bool: "boolean", type(None): "null", str: "string", list: "array", dict: "object"}
 _MOST_CHOICES = 8
 """That the keywords of one object may become: llguidance makes an object of each combination."""
-_MOST_COMPARED, _DEEPEST = 10_000, 12
-"""Pairs of schemas of which it is asked whether they exclude each other, and their depth."""
-_LONG, _LONG_REFERENCE = 16, 64
-"""Values of keywords, and characters of a reference, that take no longer than a pair."""
+_MOST_COMPARED = 10_000
+"""Pairs of schemas of which it is asked whether they exclude each other."""
+_DEEPEST = 12
+"""Depth of these."""
+_LONG = 16
+"""Values of a keyword that take no longer than a pair."""
+_LONG_REFERENCE = 64
+"""Characters of a reference that take no longer than a pair."""
 _MOST_NAMES = 256
 """Of which choices may require some and not others: each choice names all that the others require."""
 _MOST_PARTS = 100_000

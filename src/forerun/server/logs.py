@@ -10,7 +10,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 LOGGER = "forerun.server"
-TEXT, JSON = LOG_FORMATS = ("text", "json")
+TEXT = "text"
+JSON = "json"
+LOG_FORMATS = (TEXT, JSON)
 
 _SHOWN: Mapping[str, str] = {
     "model": "{}",

@@ -69,9 +69,12 @@ def _templates() -> Any:
     return chat_template_utils
 
 
-_END, _TRACE = "7041720071", "704170{}{:06}071407"
-"""Marks of digits, which no template changes: where a text ends, and in a message, by its index."""
-_THOUGHTS = ("reasoning_content", "reasoning", "thinking")
+_END = "7041720071"
+"""Marks where a text ends: digits, which no template changes."""
+_TRACE = "704170{}{:06}071407"
+"""Marks a message, by its index."""
+THOUGHTS = ("reasoning_content", "reasoning", "thinking")
+"""Fields of messages that hold thinking."""
 
 
 def render_template(
@@ -125,7 +128,7 @@ def _traced(message: dict[str, Any], index: int, *, is_open: bool) -> tuple[dict
     calls = message.get("tool_calls") or []
     content = message.get("content")
     keys = [] if content is None or calls else ["content"]
-    keys += [key for key in _THOUGHTS if is_open and message.get(key)][:1]
+    keys += [key for key in THOUGHTS if is_open and message.get(key)][:1]
     marks = {}
     for key in keys:
         marks[mark := _TRACE.format(int(key == "content"), index)] = ""

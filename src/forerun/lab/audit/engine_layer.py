@@ -206,8 +206,10 @@ def note_first_error(layer: Layer, answers: Seq[object]) -> None:
 
 LENGTH = 6
 """Tokens of an answer: enough for a draft, its rejection, and what comes after the rollback."""
-NUM_OPENED, OPENING_SHARE = 48, 0.1
-"""Paths whose distribution is computed, of each prompt and test, and the share of a test's time that it may take."""
+NUM_OPENED = 48
+"""Paths whose distribution is computed, of each prompt and test."""
+OPENING_SHARE = 0.1
+"""Of a test's time, which that may take."""
 _WEIGHT = 1.8
 """Of a test's time, beside that of a comparison of bits."""
 _NUM_PROMPTS = 2
