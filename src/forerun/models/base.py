@@ -172,7 +172,7 @@ class LanguageModel(ABC):
     """A target, a draft model, or a stand-in for one.
 
     Attributes:
-        name: the name that it was loaded by.
+        name: what messages call it, the name that it was loaded by unless `loaded_by` is another.
         vocab_size: width of the logits.
         context_length: positions that a sequence may have: fewer than `full_context_length` where memory holds fewer.
         eos_token_ids: tokens that end its output.
@@ -182,6 +182,7 @@ class LanguageModel(ABC):
         exactness: the result of the self-test.
         recommended_sampling: options of sampling that its files recommend, by the names of `SamplingParams`.
         published_name: what its files say of its name, if they say nothing of sampling; else empty.
+        loaded_by: the name that it was loaded by, where it is served under another; else empty.
         adapter: the folder of the adapter that was merged into its weights; None without one.
         quantize: the quantization of its weights, "int8" or "int4"; None for numbers of `dtype`.
         kv_cache_dtype: the number format of keys and values where it was chosen; None: that of the kernels.
@@ -200,6 +201,7 @@ class LanguageModel(ABC):
     exactness: Exactness
     recommended_sampling = MappingProxyType[str, float]({})  # of the class: it is no field
     published_name = ""  # likewise
+    loaded_by = ""  # likewise
     adapter: str | None = None
     quantize: str | None = None
     kv_cache_dtype: str | None = None
@@ -337,7 +339,8 @@ def number_format(model: LanguageModel) -> str:
 
 def identity(model: LanguageModel) -> str:
     """Return the key of a model in stored costs: name, adapter, size, number formats, device, kernels."""
-    name = model.name if model.adapter is None else f"{model.name} with {model.adapter}"
+    loaded_by = model.loaded_by or model.name
+    name = loaded_by if model.adapter is None else f"{loaded_by} with {model.adapter}"
     bits = "" if model.quantize is None else f" {model.quantize}"
     stored = "" if model.kv_cache_dtype is None else f" {model.kv_cache_dtype} keys"
     return f"{name} {model.num_parameters} {model.dtype}{bits}{stored} {model.device} {model.kernels}"

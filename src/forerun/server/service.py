@@ -112,8 +112,9 @@ class Service:
         self.llm = llm
         self.name = name
         self.options = options
-        self._names = names_of(name, llm.target.name)
+        llm.target.loaded_by = llm.target.loaded_by or llm.target.name  # costs are stored by it
         llm.target.name = name  # what clients are told shows no path
+        self._names = names_of(name, llm.target.loaded_by)
         self.engine = AsyncLLM(llm)
         self.metric_factory = metric_factory or Prometheus(name)
         self._num_held = Counter[str | None]()  # choices, by tenant

@@ -75,6 +75,7 @@ class FakeModel:
         num_contexts: int = 4093,
     ) -> None:
         self.name = "fake"
+        self.loaded_by = ""
         self.vocab_size = vocab_size
         self.order = order
         self.context_length = self.full_context_length = context_length

@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
+from forerun.models import identity
 from forerun.server.protocol.requests import parse_body
 from serving import NAME, Served, fake_llm, serving
 from small_tokenizers import END
@@ -224,11 +225,13 @@ def test_a_seed_of_minus_one_and_an_empty_model_are_none(http: httpx.Client, ask
 def test_no_client_is_told_a_path() -> None:
     llm = fake_llm()
     llm.target.name = "/of/somebody/small.gguf"
+    costs = identity(llm.target)
     with serving(llm) as served, httpx.Client(base_url=served.url) as http:
         for model in ("small", "small.gguf", "/of/somebody/small.gguf"):
             assert post(http, "/v1/completions", {"prompt": "a", "max_tokens": 1}, model=model)["model"] == NAME
         said = http.post("/v1/completions", json={"prompt": [10**6], "max_tokens": 1}).json()["error"]["message"]
         assert f"outside the vocabulary of {NAME}," in said
+        assert identity(llm.target) == costs
 
 
 def test_as_openai_has_them(http: httpx.Client, asked: Any) -> None:
