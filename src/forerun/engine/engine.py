@@ -163,14 +163,8 @@ class Engine:
         params = checked(params, target, self.tokenizer, self.drafter, self.grammars)
         reasons: dict[int, int | str] = {token_id: token_id for token_id in params.stop_token_ids}
         marks: dict[int, str] = {}
-        special = {} if self._texts is None else self._texts.special
-        if params.stop:
-            stopping = special_stops(params, special, target)
-            reasons = {**stopping, **reasons}
-            params = replace(params, stop_token_ids=tuple(reasons))
-            marks = stopping if params.include_stop_str_in_output else {}
-        if not params.skip_special_tokens:
-            marks = {token_id: text for text, token_id in special.items()}
+        if params.stop or not params.skip_special_tokens:
+            params, reasons, marks = self._marked(params, reasons)
         eos_ids = frozenset() if params.ignore_eos else target.eos_token_ids
         reasons = {token_id: reason for token_id, reason in reasons.items() if token_id not in eos_ids}
         flow = params.tenant if flow is None else flow
@@ -196,6 +190,25 @@ class Engine:
                 )
             )
         return made
+
+    def _marked(
+        self, params: SamplingParams, reasons: dict[int, int | str]
+    ) -> tuple[SamplingParams, dict[int, int | str], dict[int, str]]:
+        """Add the special tokens that stop strings write to `reasons`, id -> what is told where it ends a text.
+
+        Returns:
+            The options with those ids, the reasons, and id -> the text that stands for a special token in the output.
+        """
+        marks: dict[int, str] = {}
+        special = {} if self._texts is None else self._texts.special
+        if params.stop:
+            stopping = special_stops(params, special, self.target)
+            reasons = {**stopping, **reasons}
+            params = replace(params, stop_token_ids=tuple(reasons))
+            marks = stopping if params.include_stop_str_in_output else {}
+        if not params.skip_special_tokens:
+            marks = {token_id: text for text, token_id in special.items()}
+        return params, reasons, marks
 
     def enqueue(self, request: Request) -> None:
         """Queue a request of `requests`.
