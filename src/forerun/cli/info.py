@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -151,6 +151,7 @@ def _memory_lines(memory: dict[str, Any]) -> list[tuple[str, str]]:
 def _kernels() -> dict[str, Any]:
     """Describe which kernels run and why. Raises ConfigError as `native`."""
     from forerun.kernels.cpu import LOST, load_library, native
+    from forerun.kernels.cpu.fetching import known_distances
 
     mode = environment_choice(KERNELS_VARIABLE, KERNELS)
     if mode == REFERENCE:
@@ -168,7 +169,14 @@ def _kernels() -> dict[str, Any]:
     reason = f"{used} is the best instruction set that the library and this processor have."
     if used != found.best:
         reason = f"{INSTRUCTIONS_VARIABLE} says {used}; this processor has {found.best}."
-    return {"run": NATIVE, "instructions": used, "library": str(found.path), "reason": reason}
+    facts = {"run": NATIVE, "instructions": used, "library": str(found.path), "reason": reason}
+    return facts | {"fetch_distances": known_distances(found)}
+
+
+def _fetching(distances: Mapping[str, Sequence[int]]) -> str:
+    """Describe how far ahead weights are asked for, by their kind, for one row, two and more."""
+    kinds = [f"{kind} {'/'.join(map(str, each))}" for kind, each in distances.items()]
+    return f"{', '.join(kinds)} bytes ahead for 1/2/more rows" if kinds else "nothing tried yet"
 
 
 def _lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
@@ -187,6 +195,7 @@ def _lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
         ("kernels", " ".join(each for each in (kernels["run"], kernels["instructions"]) if each)),
         ("reason", kernels["reason"]),
         ("library", kernels["library"] or "none"),
+        *((("fetching", _fetching(kernels["fetch_distances"])),) if "fetch_distances" in kernels else ()),
         (HOME_VARIABLE, facts["home"] or "none"),
         *((name, text) for name, text in facts["variables"].items() if name != HOME_VARIABLE),
         *(_memory_lines(facts["memory"]) if "memory" in facts else ()),

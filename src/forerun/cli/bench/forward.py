@@ -72,6 +72,6 @@ def forward(
     title = f"One forward after {PREFIX} cached positions, {timed.rounds} interleaved rounds"
     if max(counts) > bench.MOST_LOGITS:
         title += f"; over {bench.MOST_LOGITS} rows with one row of logits, as a prompt"
-    table = bench.forward_table(title, results, roof.bandwidth)
+    table = bench.forward_table(title, results)
     report = Report("forward", [table], target, settings=settings, figures=figures, details={"roof": roof})
     print_report(report, watch, json)

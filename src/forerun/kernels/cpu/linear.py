@@ -123,6 +123,7 @@ class NativeLinear(nn.Module):
 
     Attributes:
         struct: the layer in the library's form.
+        packed: uint8, the weight as kernels read it.
         nbytes: of the packed weight, scales included.
         bias: float32, whole blocks long, or None.
 
@@ -144,16 +145,16 @@ class NativeLinear(nn.Module):
         elif isinstance(weight, QuantizedWeight) and isinstance(weight.zero, Tensor):
             halves, factor = _in_float16(weight.scale)
             weight = replace(weight, scale=halves)
-        self._packed = _packed(library, self.kind, weight, self._span)
+        self.packed = _packed(library, self.kind, weight, self._span)
         self._scales = None if factor is None else _padded(factor)
         self.bias = None if bias is None else _padded(bias.detach())
-        self.nbytes = self._packed.nbytes + (0 if self._scales is None else self._scales.nbytes)
+        self.nbytes = self.packed.nbytes + (0 if self._scales is None else self._scales.nbytes)
         self.struct = LinearStruct(
             kind=self.kind,
             out_features=self.out_features,
             in_features=self.in_features,
             activation_bits=0 if isinstance(weight, Tensor) else weight.activation_bits,
-            packed=self._packed.data_ptr(),
+            packed=self.packed.data_ptr(),
             scales=None if self._scales is None else self._scales.data_ptr(),
             bias=None if self.bias is None else self.bias.data_ptr(),
             span=self._span,
@@ -202,7 +203,7 @@ class NativeLinear(nn.Module):
         """Return the packed numbers of a float weight, or None for a quantized one."""
         if self.kind not in (WEIGHT_KINDS["FLOAT32"], WEIGHT_KINDS["BFLOAT16"]):
             return None
-        return self._packed.view(torch.float32 if self.kind == WEIGHT_KINDS["FLOAT32"] else torch.bfloat16)
+        return self.packed.view(torch.float32 if self.kind == WEIGHT_KINDS["FLOAT32"] else torch.bfloat16)
 
     def _product(self, x: Tensor, residual: Tensor | None) -> Tensor:
         rows = x.reshape(-1, self.in_features).float().contiguous()

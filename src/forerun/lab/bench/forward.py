@@ -5,6 +5,7 @@ Speculation pays when a forward of K + 1 rows costs little more than a forward o
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from torch import Tensor
 from forerun.config import DEFAULT_DTYPE, DTYPES, QUANTISATIONS, UNQUANTIZED
 from forerun.errors import ConfigError
 from forerun.kernels.cpu import references
+from forerun.kernels.cpu.fetching import reader
 from forerun.lab.bench.measure import Interval, bootstrap, interleave, ratio
 from forerun.lab.bench.methods import Reference
 from forerun.lab.bench.random_model import Q4_K_M, opened
@@ -28,6 +30,8 @@ from forerun.types import Cache
 TRANSFORMERS = "transformers"
 REFERENCE = "llama, reference kernels"
 """The fused decoder in PyTorch, where the native kernels compute the other."""
+READING = "reading"
+"""The weights, without a product."""
 MOST_LOGITS = 64
 """Rows of a forward whose logits are all computed, as those of drafts are; of more, as of a prompt, the last row's."""
 
@@ -45,6 +49,8 @@ class ForwardRow:
         growth: t(K) / t(1); None for one row.
         parameters: weights that one forward multiplies.
         nbytes: of these, as forerun's own decoder keeps them.
+        bandwidth: bytes per second at which the kernels' threads read these weights in the same rounds, and compute
+            nothing; without native kernels, those at which torch reads memory.
     """
 
     dtype: str
@@ -55,10 +61,11 @@ class ForwardRow:
     growth: Interval | None
     parameters: int
     nbytes: float
+    bandwidth: float
 
 
-def forward_table(title: str, rows: Sequence[ForwardRow], bandwidth: float) -> Table:
-    """Return the table of these rows. bandwidth: bytes per second that are read from memory."""
+def forward_table(title: str, rows: Sequence[ForwardRow]) -> Table:
+    """Return the table of these rows."""
     columns: Columns[ForwardRow] = {
         "dtype, method": lambda row: f"{row.dtype}, {row.method}",
         "K": lambda row: str(row.rows),
@@ -67,7 +74,7 @@ def forward_table(title: str, rows: Sequence[ForwardRow], bandwidth: float) -> T
         "t(K) / t(1)": lambda row: decimal(row.growth),
         "weights MB": lambda row: f"{row.nbytes / 1e6:,.1f}",
         "GB/s": lambda row: f"{row.nbytes / row.seconds.median / 1e9:.1f}",
-        "of bandwidth": lambda row: percent(row.nbytes / row.seconds.median / bandwidth),
+        "of memory's speed": lambda row: percent(row.nbytes / row.seconds.median / row.bandwidth),
     }
     return Table.of(title, columns, rows)
 
@@ -119,18 +126,25 @@ def _measured(
     cached = tokens[:prefix]
     new = tokens[prefix:]
     caches = {kind: filled(each, cached) for kind, each in models.items()}
-    steps: dict[tuple[str, int], Callable[[], Tensor]] = {}
+    steps: dict[tuple[str, int], Callable[[], object]] = {}
+    decoder = model.decoder
+    weights = [each.packed for each in decoder.linear_layers()] if isinstance(decoder, NativeDecoder) else []
+    if isinstance(decoder, NativeDecoder):
+        steps[READING, 0] = reader(decoder.library, weights)
     reference = Reference(name, dtype) if others and dtype in DTYPES else None
     for k in counts:
         num_logits = k if k <= MOST_LOGITS else 1
         if reference is not None:
             steps[TRANSFORMERS, k] = reference.forward_step(cached, new[:k], num_logits)
         steps |= {(kind, k): forward_step(models[kind], caches[kind], new[:k], num_logits) for kind in models}
-    say(f"measuring {dtype}: {rounds} rounds of {len(steps)} forwards")
+    say(f"measuring {dtype}: {rounds} rounds of {len(steps)} steps")
     timed = interleave(steps, rounds, warmup=min(3, rounds))
     seconds = {key: [run.seconds for run in each] for key, each in timed.items()}
     parameters = _multiplied(name, model)
-    decoder = model.decoder
+    reading = seconds.pop((READING, 0), [])
+    bandwidth = (
+        sum(each.nbytes for each in weights) / statistics.median(reading) if reading else read_bandwidth(READ_MIB)
+    )
     nbytes = decoder.weight_bytes if isinstance(decoder, NativeDecoder) else parameters * BYTES.get(dtype, 2.0)
     return [
         ForwardRow(
@@ -144,8 +158,9 @@ def _measured(
             ratio(seconds[method, k], seconds[method, 1]) if k > 1 and 1 in counts else None,
             parameters,
             nbytes,
+            bandwidth,
         )
-        for method in dict.fromkeys(method for method, _ in steps)
+        for method in dict.fromkeys(method for method, _ in seconds)
         for k in counts
     ]
 

@@ -18,6 +18,8 @@ from forerun.config import BUNDLED_DRAFT, BUNDLED_TARGET, QUANTISATIONS, UNQUANT
 from forerun.drafters import Binding, make_drafter
 from forerun.engine.step_times import step_costs
 from forerun.errors import ConfigError
+from forerun.kernels.cpu import native
+from forerun.kernels.cpu.fetching import reader
 from forerun.lab.bench.measure import timed
 from forerun.lab.bench.replay import MedianCurve, target_costs
 from forerun.lab.plan.machines import Machine, Overheads, Placed
@@ -54,7 +56,8 @@ def measured_machine(say: Callable[[str], None] = lambda _: None) -> Machine:
 def read_bandwidth(size: int) -> float:
     """Measure the bytes per second at which so many MiB are read."""
     numbers = torch.ones(size * 2**18)
-    return size * 2**20 / _seconds(numbers.sum)
+    library = native()
+    return size * 2**20 / _seconds(numbers.sum if library is None else reader(library, [numbers]))
 
 
 def product_flops(dtype: torch.dtype) -> float:

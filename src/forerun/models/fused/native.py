@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
+from forerun.kernels.cpu.fetching import choose_distances
 from forerun.kernels.cpu.library import (
     HEADER,
     ExpertsStruct,
@@ -136,6 +137,7 @@ class NativeDecoder(LayerRangeDecoder):
                 self._layers[index].kv_offset = starts[spec.cached(index)] * cache_dtype.itemsize
             layer.to_empty(device="meta")
         self.struct = self._model_struct(*self._norm(base, spec.base, spec.output.norm, spec.hidden))
+        choose_distances(library, self.linear_layers())
 
     def first_part(self, num_outputs: int) -> NativeDecoder:
         """Return a decoder of the first layers, as many as hold every kind of layer that there is (by windows,
@@ -161,6 +163,11 @@ class NativeDecoder(LayerRangeDecoder):
         if (layout := state_layout(self.spec)) is not None:
             planner.new_state = StateMaker(layout, num_layers, is_native=True)
         return planner
+
+    def linear_layers(self) -> list[NativeLinear]:
+        """Return all layers of products that it has, experts' included; of an embedding the output layer alone."""
+        found = [kept for kept in self._kept.values() if isinstance(kept, NativeLinear)]
+        return [each for each in found if each is not self.embedding or each is self.lm_head]
 
     @property
     def num_outputs(self) -> int:

@@ -25,6 +25,7 @@ struct Entries {
     void (*greedy_chains)(const ForerunLinear*, const float*, const int64_t*, const float*, const int64_t*, const int64_t*,
                           int64_t, int64_t*, int);
     void (*argmax)(const float*, int64_t, int64_t, int64_t, int64_t*, float*);
+    void (*read)(const uint64_t*, const int64_t*, int64_t, int64_t, int);
     void (*topk)(const float*, int64_t, int64_t, int64_t, int64_t*);
 };
 }  // namespace forerun

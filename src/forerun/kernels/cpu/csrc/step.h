@@ -20,16 +20,22 @@
      : (format) == FORERUN_CACHE_FLOAT32 ? call<float>(__VA_ARGS__)   \
                                          : call<uint16_t>(__VA_ARGS__))
 
-// Bytes from the weights that are read to those that are asked for: some hundred cycles of sums.
-constexpr int64_t AHEAD = 2048;
-
-// Ask for the line of weights that is read some lines later: the sums of one line keep the processor from looking that far
-// ahead itself. FETCHED of an instruction set says from how many rows on; with few, processors with AVX-512 do look.
-template <bool WANTED> static inline __attribute__((always_inline)) void ahead(const void* p) {
-    if (WANTED) __builtin_prefetch((const char*)p + AHEAD);
-}
-
 namespace forerun {
+
+// Bytes from the weights that are read to those that are asked for, by kind, and for one, two and more rows: the sums of one
+// line keep some processors from looking that far ahead themselves. 0: what is read now is asked for, which costs nothing.
+constexpr int NUM_KINDS = FORERUN_FLOAT32 + 2 + sizeof(LAYOUTS) / sizeof(Layout), FETCH_CLASSES = 3;
+struct FetchDistances {
+    int32_t bytes[NUM_KINDS][FETCH_CLASSES];
+    FetchDistances() {
+        for (auto& of_kind : bytes)
+            for (int32_t& distance : of_kind) distance = 4096;
+    }
+};
+inline FetchDistances fetch_distances;
+inline int32_t& fetch_distance(int32_t kind, int64_t rows) {
+    return fetch_distances.bytes[kind][rows < FETCH_CLASSES ? rows - 1 : FETCH_CLASSES - 1];
+}
 
 // Bytes of a workspace that a thread keeps from one call to the next: a step's of decoding, not those of a long prompt.
 constexpr int64_t KEPT_BYTES = 64 << 20;

@@ -14,7 +14,6 @@ struct W { __m256i a, b; };
 constexpr int MAX_ROWS = 4;      // whose sums stay in registers
 constexpr int INTEGER_ROWS = 6;  // the same of codes: sums of a group, not of all inputs
 template <class E> constexpr int PAIRED_ROWS = sizeof(E) == 4 ? 3 : 2;  // of floats, with two sums each
-template <int R> constexpr bool FETCHED = true;
 constexpr int TILE = 6;          // sums of attention that do
 
 INLINE F f_zero() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
@@ -188,18 +187,18 @@ INLINE W w_biased(W x) {
     const __m256i bias = _mm256_set1_epi8((char)BIAS);
     return {_mm256_xor_si256(x.a, bias), _mm256_xor_si256(x.b, bias)};
 }
-template <int R, class C, int f, int END> INLINE void add_fours(const uint8_t* p, const int8_t* x, int64_t next, I* sum) {
-    const W codes = C::template fours<f, FETCHED<R>>(p);
+template <int R, class C, int f, int END> INLINE void add_fours(const uint8_t* p, int64_t soon, const int8_t* x, int64_t next, I* sum) {
+    const W codes = C::template fours<f>(p, soon);
     EACH_ROW {
         const __m256i four = four_bytes(x + r * next + 4 * f);
         sum[r] = {_mm256_dpbusd_avx_epi32(sum[r].a, codes.a, four), _mm256_dpbusd_avx_epi32(sum[r].b, codes.b, four)};
     }
-    if constexpr (f + 1 < END) add_fours<R, C, f + 1, END>(p, x, next, sum);
+    if constexpr (f + 1 < END) add_fours<R, C, f + 1, END>(p, soon, x, next, sum);
 }
 template <int R, class C, int FIRST, int FOURS>
-INLINE void code_dots(const uint8_t* p, const int8_t* x, int64_t next, const int32_t* totals, int64_t step, I* sum) {
+INLINE void code_dots(const uint8_t* p, int64_t soon, const int8_t* x, int64_t next, const int32_t* totals, int64_t step, I* sum) {
     EACH_ROW sum[r] = i_times<C::ZERO>(totals[r * step]);
-    add_fours<R, C, FIRST, FIRST + FOURS>(p, x, next, sum);
+    add_fours<R, C, FIRST, FIRST + FOURS>(p, soon, x, next, sum);
 }
 #else
 constexpr int BIAS = 0;  // of signed codes, whose sign goes to the input
@@ -210,40 +209,40 @@ INLINE I i_of_pairs(W words) {
 }
 // Add the products of pairs of codes without sign and inputs to words, in which END - f fours of them fit. Both halves take
 // one broadcast of inputs.
-template <int R, class C, int f, int END> INLINE void add_pairs(const uint8_t* p, const int8_t* x, int64_t next, W* sum) {
-    const W codes = C::template fours<f, FETCHED<R>>(p);
+template <int R, class C, int f, int END> INLINE void add_pairs(const uint8_t* p, int64_t soon, const int8_t* x, int64_t next, W* sum) {
+    const W codes = C::template fours<f>(p, soon);
     EACH_ROW {
         const __m256i four = four_bytes(x + r * next + 4 * f);
         sum[r] = {pinned(_mm256_add_epi16(sum[r].a, _mm256_maddubs_epi16(codes.a, four))),
                   pinned(_mm256_add_epi16(sum[r].b, _mm256_maddubs_epi16(codes.b, four)))};
     }
-    if constexpr (f + 1 < END) add_pairs<R, C, f + 1, END>(p, x, next, sum);
+    if constexpr (f + 1 < END) add_pairs<R, C, f + 1, END>(p, soon, x, next, sum);
 }
 // Of codes whose products do not fit a word twice: 128 * 127 is the most, twice.
-template <int R, class C, int f, int END> INLINE void add_signed(const uint8_t* p, const int8_t* x, int64_t next, I* sum) {
-    const W bytes = C::template fours<f, FETCHED<R>>(p), sizes = {_mm256_abs_epi8(bytes.a), _mm256_abs_epi8(bytes.b)};
+template <int R, class C, int f, int END> INLINE void add_signed(const uint8_t* p, int64_t soon, const int8_t* x, int64_t next, I* sum) {
+    const W bytes = C::template fours<f>(p, soon), sizes = {_mm256_abs_epi8(bytes.a), _mm256_abs_epi8(bytes.b)};
     EACH_ROW {
         const __m256i four = four_bytes(x + r * next + 4 * f);
         sum[r] = i_add(sum[r], i_of_pairs({_mm256_maddubs_epi16(sizes.a, _mm256_sign_epi8(four, bytes.a)),
                                            _mm256_maddubs_epi16(sizes.b, _mm256_sign_epi8(four, bytes.b))}));
         sum[r] = {pinned(sum[r].a), pinned(sum[r].b)};
     }
-    if constexpr (f + 1 < END) add_signed<R, C, f + 1, END>(p, x, next, sum);
+    if constexpr (f + 1 < END) add_signed<R, C, f + 1, END>(p, soon, x, next, sum);
 }
-template <int R, class C, int f, int END> INLINE void add_runs(const uint8_t* p, const int8_t* x, int64_t next, I* sum) {
+template <int R, class C, int f, int END> INLINE void add_runs(const uint8_t* p, int64_t soon, const int8_t* x, int64_t next, I* sum) {
     constexpr int FIT = 32767 / (2 * 127 * C::MOST), LAST = f + FIT < END ? f + FIT : END;
     W words[R];
     EACH_ROW words[r] = {_mm256_setzero_si256(), _mm256_setzero_si256()};
-    add_pairs<R, C, f, LAST>(p, x, next, words);
+    add_pairs<R, C, f, LAST>(p, soon, x, next, words);
     EACH_ROW sum[r] = i_add(sum[r], i_of_pairs(words[r]));
-    if constexpr (LAST < END) add_runs<R, C, LAST, END>(p, x, next, sum);
+    if constexpr (LAST < END) add_runs<R, C, LAST, END>(p, soon, x, next, sum);
 }
 template <int R, class C, int FIRST, int FOURS>
-INLINE void code_dots(const uint8_t* p, const int8_t* x, int64_t next, const int32_t* totals, int64_t step, I* sum) {
+INLINE void code_dots(const uint8_t* p, int64_t soon, const int8_t* x, int64_t next, const int32_t* totals, int64_t step, I* sum) {
     EACH_ROW sum[r] = i_times<C::ZERO>(totals[r * step]);
     if constexpr (C::SIGNED)
-        add_signed<R, C, FIRST, FIRST + FOURS>(p, x, next, sum);
+        add_signed<R, C, FIRST, FIRST + FOURS>(p, soon, x, next, sum);
     else
-        add_runs<R, C, FIRST, FIRST + FOURS>(p, x, next, sum);
+        add_runs<R, C, FIRST, FIRST + FOURS>(p, soon, x, next, sum);
 }
 #endif

@@ -17,7 +17,6 @@ typedef int32_t Pair __attribute__((may_alias, aligned(2)));
 constexpr int MAX_ROWS = 8;  // whose sums stay in registers
 constexpr int INTEGER_ROWS = MAX_ROWS;
 template <class E> constexpr int PAIRED_ROWS = MAX_ROWS;  // of floats, with two sums each
-template <int R> constexpr bool FETCHED = R > 2;
 constexpr int TILE = 8;  // sums of attention that do
 
 INLINE F f_zero() { return _mm512_setzero_ps(); }
@@ -125,20 +124,20 @@ template <int ZERO> INLINE W w_of_table(const int8_t* table, W places) {
     return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(values), places);
 }
 template <int R, class C, int f, int END>
-INLINE void add_fours(const uint8_t* p, const int8_t* x, int64_t next, I* sum, I* other) {
-    const W a = C::template fours<f, FETCHED<R>>(p), b = C::template fours<f + 1, FETCHED<R>>(p);
+INLINE void add_fours(const uint8_t* p, int64_t soon, const int8_t* x, int64_t next, I* sum, I* other) {
+    const W a = C::template fours<f>(p, soon), b = C::template fours<f + 1>(p, soon);
     EACH_ROW sum[r] = dot4(sum[r], a, x + r * next + 4 * f);
     EACH_ROW other[r] = dot4(other[r], b, x + r * next + 4 * f + 4);
-    if constexpr (f + 2 < END) add_fours<R, C, f + 2, END>(p, x, next, sum, other);
+    if constexpr (f + 2 < END) add_fours<R, C, f + 2, END>(p, soon, x, next, sum, other);
 }
 // Lane o: the products of 4 FOURS codes of a group, from the fours FIRST on, and inputs, for rows that lie `next` apart.
 // totals: [R] minus the sums of these inputs, `step` apart.
 template <int R, class C, int FIRST, int FOURS>
-INLINE void code_dots(const uint8_t* p, const int8_t* x, int64_t next, const int32_t* totals, int64_t step, I* sum) {
+INLINE void code_dots(const uint8_t* p, int64_t soon, const int8_t* x, int64_t next, const int32_t* totals, int64_t step, I* sum) {
     I other[R];
     EACH_ROW sum[r] = i_times<C::ZERO>(totals[r * step]);
     EACH_ROW other[r] = i_zero();
-    add_fours<R, C, FIRST, FIRST + FOURS>(p, x, next, sum, other);
+    add_fours<R, C, FIRST, FIRST + FOURS>(p, soon, x, next, sum, other);
     EACH_ROW sum[r] = i_add(sum[r], other[r]);
 }
 

@@ -10,7 +10,6 @@ typedef uint16_t V __attribute__((vector_size(64)));
 constexpr int MAX_ROWS = 2;  // whose sums stay in registers
 constexpr int INTEGER_ROWS = MAX_ROWS;
 template <class E> constexpr int PAIRED_ROWS = 1;  // of floats, with two sums each
-template <int R> constexpr bool FETCHED = R > 2;
 constexpr int TILE = 2;  // sums of attention that do
 
 INLINE F f_set(float x) { return F{} + x; }
@@ -132,8 +131,8 @@ template <int ZERO> INLINE W w_of_table(const int8_t* table, W places) {
     for (int i = 0; i < 64; i++) bytes[i] = (uint8_t)(table[bytes[i]] + ZERO);
     return w_load(bytes);
 }
-template <int R, class C, int f, int END> INLINE void add_fours(const uint8_t* p, const int8_t* x, int64_t next, I* sum) {
-    const W codes = C::template fours<f, FETCHED<R>>(p);
+template <int R, class C, int f, int END> INLINE void add_fours(const uint8_t* p, int64_t soon, const int8_t* x, int64_t next, I* sum) {
+    const W codes = C::template fours<f>(p, soon);
     uint8_t bytes[64];
     __builtin_memcpy(bytes, &codes, 64);
     for (int i = 0; i < 4; i++)
@@ -141,10 +140,10 @@ template <int R, class C, int f, int END> INLINE void add_fours(const uint8_t* p
             const int32_t code = C::SIGNED ? (int8_t)bytes[4 * o + i] : bytes[4 * o + i];
             EACH_ROW sum[r][o] += code * x[r * next + 4 * f + i];
         }
-    if constexpr (f + 1 < END) add_fours<R, C, f + 1, END>(p, x, next, sum);
+    if constexpr (f + 1 < END) add_fours<R, C, f + 1, END>(p, soon, x, next, sum);
 }
 template <int R, class C, int FIRST, int FOURS>
-INLINE void code_dots(const uint8_t* p, const int8_t* x, int64_t next, const int32_t* totals, int64_t step, I* sum) {
+INLINE void code_dots(const uint8_t* p, int64_t soon, const int8_t* x, int64_t next, const int32_t* totals, int64_t step, I* sum) {
     EACH_ROW sum[r] = i_times<C::ZERO>(totals[r * step]);
-    add_fours<R, C, FIRST, FIRST + FOURS>(p, x, next, sum);
+    add_fours<R, C, FIRST, FIRST + FOURS>(p, soon, x, next, sum);
 }

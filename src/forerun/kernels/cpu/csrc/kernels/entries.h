@@ -40,4 +40,4 @@ static void attention(const ForerunAttention* shape, const ForerunRows* rows, co
 }
 
 extern const Entries ENTRIES;
-const Entries ENTRIES{linear, forward_layers, head, attention, eagle, fuse, context, greedy_chains, argmax, topk};
+const Entries ENTRIES{linear, forward_layers, head, attention, eagle, fuse, context, greedy_chains, argmax, read, topk};

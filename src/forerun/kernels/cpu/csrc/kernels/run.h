@@ -50,6 +50,36 @@ static void linear(const ForerunLinear* w, const float* x, int64_t n, const floa
     forerun::run_in_parallel(linear_body, &call, threads);
 }
 
+struct ReadCall {
+    const uint64_t* addresses;
+    const int64_t* bytes;
+    int64_t n, distance;
+    forerun::Team* team;
+};
+
+// Read weights as products do, and compute nothing.
+FN void read_body(void* data) {
+    ReadCall& c = *(ReadCall*)data;
+    forerun::Member member(*c.team);
+    constexpr int64_t LINE = 64, UNIT = 256 * LINE;
+    for (int64_t i = 0; i < c.n; i++) {
+        const uint8_t* from = (const uint8_t*)c.addresses[i];
+        W all[4] = {w_load(from), w_load(from), w_load(from), w_load(from)};
+        for (const auto [first, last] : member.parts(c.bytes[i] / UNIT))
+            for (const uint8_t *p = from + first * UNIT; p < from + last * UNIT; p += 4 * LINE) {
+                for (int line = 0; line < 4; line++) ahead(c.distance, p + LINE * line);
+                for (int line = 0; line < 4; line++) all[line] = w_or(all[line], w_load(p + LINE * line));
+            }
+        asm volatile("" ::"m"(all));  // or else nothing would be read
+    }
+}
+
+static void read(const uint64_t* addresses, const int64_t* bytes, int64_t n, int64_t distance, int threads) {
+    forerun::Team team(threads);
+    ReadCall call{addresses, bytes, n, distance, &team};
+    forerun::run_in_parallel(read_body, &call, threads);
+}
+
 // The logits of rows that are normed.
 FN void logit_rows(const ForerunModel& m, const Input& in, int64_t n, float* logits, forerun::Member& member) {
     const int64_t out = m.head.out_features;

@@ -9,7 +9,8 @@ INLINE bool has_tiles(const ForerunLinear& w) { return w.kind == FORERUN_BFLOAT1
 // y: [BT][RT * 16][16], sums of RT * 16 rows and one block of each of BT weights, in steps of 32 inputs, each of which adds
 // even and odd inputs apart, then both to the sum.
 template <int RT, int BT>
-INLINE void tile_sums(const uint16_t* w, const uint16_t* other, const uint16_t* x, int64_t stride, int64_t steps, float* y) {
+INLINE void tile_sums(const uint16_t* w, const uint16_t* other, int64_t soon, const uint16_t* x, int64_t stride,
+                      int64_t steps, float* y) {
     _tile_zero(0);
     if (RT > 1) _tile_zero(1);
     if (BT > 1) _tile_zero(2);
@@ -17,8 +18,8 @@ INLINE void tile_sums(const uint16_t* w, const uint16_t* other, const uint16_t* 
     for (int64_t k = 0; k < steps; k++) {
         const uint16_t *first = w + 512 * k, *second = other + 512 * k;
         for (int line = 0; RT == 1 && line < 16; line++) {
-            ahead<true>(first + 32 * line);
-            if (BT > 1) ahead<true>(second + 32 * line);
+            ahead(soon, first + 32 * line);
+            if (BT > 1) ahead(soon, second + 32 * line);
         }
         _tile_loadd(4, x + 32 * k, 2 * stride);
         _tile_loadd(6, first, 64);
@@ -45,13 +46,14 @@ struct Block {
 // The sums of rows from `row` on, of n, for one or two blocks, [blocks][apart][16]; returns how many rows there are. Tiles
 // of 16 rows may reach beyond the last one (Input::SPARE_ROWS), tiles of fewer do not.
 INLINE int64_t tile_rows(const Block& a, const Block& b, const Input& in, int64_t row, int64_t n, float* y, int64_t& apart) {
-    const int64_t left = n - row, stride = in.groups * 32;
+    const int64_t left = n - row, stride = in.groups * 32, steps = in.groups;
+    const int64_t soon = forerun::fetch_distance(FORERUN_BFLOAT16, n);
     const uint16_t *x = in.bfloat16 + row * stride, *first = a.pairs();
     apart = left > TILE_ROWS ? 2 * TILE_ROWS : TILE_ROWS;
     if (left > TILE_ROWS)
-        b.w ? tile_sums<2, 2>(first, b.pairs(), x, stride, in.groups, y) : tile_sums<2, 1>(first, first, x, stride, in.groups, y);
+        b.w ? tile_sums<2, 2>(first, b.pairs(), soon, x, stride, steps, y) : tile_sums<2, 1>(first, first, soon, x, stride, steps, y);
     else
-        b.w ? tile_sums<1, 2>(first, b.pairs(), x, stride, in.groups, y) : tile_sums<1, 1>(first, first, x, stride, in.groups, y);
+        b.w ? tile_sums<1, 2>(first, b.pairs(), soon, x, stride, steps, y) : tile_sums<1, 1>(first, first, soon, x, stride, steps, y);
     return left < apart ? left : apart;
 }
 
