@@ -12,7 +12,7 @@
 #endif
 
 // Unrolled, so that sums stay in registers.
-#define EACH_ROW _Pragma("GCC unroll 8") for (int r = 0; r < R; r++)
+#define EACH_ROW _Pragma("GCC unroll 12") for (int r = 0; r < R; r++)
 #define EACH_BLOCK _Pragma("GCC unroll 4") for (int c = 0; c < C; c++)
 // call<E>(...) of the numbers that keys and values are stored in.
 #define IN_CACHE_FORMAT(format, call, ...)                        \

@@ -41,6 +41,7 @@ INLINE __m256 eight(const int8_t* p) {
     return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p)));
 }
 INLINE F f_load(const uint16_t* bfloat16) { return {eight(bfloat16), eight(bfloat16 + 8)}; }
+INLINE F f_load(const int8_t* p) { return {eight(p), eight(p + 8)}; }
 INLINE F f_firsts(const uint16_t* p) {
     const __m256i *at = (const __m256i*)p;
     return {_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_loadu_si256(at), 16)),
@@ -54,10 +55,6 @@ INLINE F f_seconds(const uint16_t* p) {
 INLINE F f_half(const uint16_t* p) {
     return {_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)), _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(p + 8)))};
 }
-INLINE __m256 float_bytes(const int8_t* p) {
-    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p)));
-}
-INLINE F f_bytes(const int8_t* p) { return {float_bytes(p), float_bytes(p + 8)}; }
 // 2^(p - 128)
 INLINE __m256 half_powers(const uint8_t* p) {
     const __m256i powers = _mm256_slli_epi32(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)p)), 23);

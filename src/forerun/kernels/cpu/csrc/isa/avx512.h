@@ -18,6 +18,8 @@ constexpr int MAX_ROWS = 8;  // whose sums stay in registers
 constexpr int INTEGER_ROWS = MAX_ROWS;
 template <class E> constexpr int PAIRED_ROWS = MAX_ROWS;  // of floats, with two sums each
 constexpr int TILE = 8;  // sums of attention that do
+// The same of floats, of two blocks. Elsewhere numbers are converted beside the sums at no cost.
+#define UNPACKED_TILE 12
 
 INLINE F f_zero() { return _mm512_setzero_ps(); }
 INLINE F f_set(float x) { return _mm512_set1_ps(x); }
@@ -36,7 +38,6 @@ INLINE F f_seconds(const uint16_t* pairs) {
     return _mm512_castsi512_ps(_mm512_and_si512(_mm512_loadu_si512(pairs), _mm512_set1_epi32((int)0xffff0000)));
 }
 INLINE F f_half(const uint16_t* float16) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)float16)); }
-INLINE F f_bytes(const int8_t* p) { return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p))); }
 // 2^(p - 128)
 INLINE F f_half_powers(const uint8_t* p) {
     const __m512i powers = _mm512_slli_epi32(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p)), 23);

@@ -47,11 +47,6 @@ INLINE F f_half(const uint16_t* p) {
     for (int i = 0; i < 16; i++) x[i] = half_to_float(p[i]);
     return x;
 }
-INLINE F f_bytes(const int8_t* p) {
-    F x;
-    for (int i = 0; i < 16; i++) x[i] = (float)p[i];
-    return x;
-}
 INLINE F f_half_powers(const uint8_t* p) {
     F x;
     for (int i = 0; i < 16; i++) x[i] = half_power(p[i]);

@@ -143,10 +143,61 @@ INLINE void add_blocks(const E* w, int64_t apart, int64_t blocks, int64_t n, con
     for (; b < blocks; b++) add_tile<E, FRESH, R, 1>(w + b * apart, apart, n, x, stride, soon, y + 16 * b, next);
 }
 
+#if defined(UNPACKED_TILE)
+// The same of floats, [n][2][16], for up to R queries: an input is read once for all blocks.
+template <bool FRESH, int R = UNPACKED_TILE>
+INLINE void add_floats(const float* w, int64_t n, const float* x, int64_t stride, int64_t queries, float* y, int64_t next) {
+    constexpr int C = 2;
+    if constexpr (R > 1)
+        if (queries < R) return add_floats<FRESH, R - 1>(w, n, x, stride, queries, y, next);
+    F sum[C][R], weight[C];
+    EACH_ROW EACH_BLOCK sum[c][r] = FRESH ? f_zero() : f_load(y + r * next + 16 * c);
+    for (int64_t k = 0; k < n; k++) {
+        EACH_BLOCK weight[c] = f_load(w + 16 * (C * k + c));
+        EACH_ROW {
+            const F input = f_set(x[r * stride + k]);
+            EACH_BLOCK sum[c][r] = f_fma(weight[c], input, sum[c][r]);
+        }
+    }
+    EACH_ROW EACH_BLOCK f_store(y + r * next + 16 * c, sum[c][r]);
+}
+
+// The same for many queries: numbers become floats once, of as many inputs as the nearest cache holds.
+template <class E, bool FRESH>
+FN void add_unpacked(const E* w, int64_t apart, int64_t blocks, int64_t n, const float* x, int64_t stride, int64_t count,
+                     int64_t soon, float* y, int64_t next) {
+    constexpr int64_t MOST = 128, C = 2;
+    alignas(64) float floats[MOST * 16 * C];
+    const int64_t passes = (count + UNPACKED_TILE - 1) / UNPACKED_TILE, each = (count + passes - 1) / passes;
+    for (int64_t b = 0; b < blocks; b += C)
+        for (int64_t from = 0; from < n; from += MOST) {
+            const int64_t some = n - from < MOST ? n - from : MOST;
+            for (int64_t k = 0; k < some; k++)
+                EACH_BLOCK {
+                    const E* at = w + (b + c) * apart + 16 * (from + k);
+                    __builtin_prefetch((const char*)at + soon);
+                    f_store(floats + 16 * (C * k + c), f_load(at));
+                }
+            for (int64_t q = 0; q < count; q += each) {
+                const int64_t queries = count - q < each ? count - q : each;
+                float* sums = y + q * next + 16 * b;
+                if (FRESH && from == 0)
+                    add_floats<true>(floats, some, x + q * stride, stride, queries, sums, next);
+                else
+                    add_floats<false>(floats, some, x + q * stride + from, stride, queries, sums, next);
+            }
+        }
+}
+#endif
+
 // The same for any number of queries, shared evenly among passes.
 template <class E, bool FRESH>
 FN void add_products(const E* w, int64_t apart, int64_t blocks, int64_t n, const float* x, int64_t stride, int64_t count,
                      int64_t soon, float* y, int64_t next) {
+#if defined(UNPACKED_TILE)
+    if (count > UNPACKED_TILE && n >= 16 && blocks % 2 == 0)
+        return add_unpacked<E, FRESH>(w, apart, blocks, n, x, stride, count, soon, y, next);
+#endif
     const int64_t passes = (count + TILE - 1) / TILE, each = (count + passes - 1) / passes;
     for (int64_t q = 0; q < count; q += each)
         add_blocks<E, FRESH>(w, apart, blocks, n, x + q * stride, stride, count - q < each ? count - q : each, soon,

@@ -42,11 +42,11 @@ template <int KIND, int PART> INLINE F scales_of(const uint8_t* group, F d) {
     if constexpr (L.scales == forerun::Scales::halves) return f_half((const uint16_t*)behind);
     if constexpr (L.scales == forerun::Scales::exponents) return f_half_powers(behind);
     if constexpr (L.has_zeros()) return d;
-    return f_mul(d, f_bytes((const int8_t*)behind + 16 * PART));
+    return f_mul(d, f_load((const int8_t*)behind + 16 * PART));
 }
 template <int KIND> INLINE F minima_of(const uint8_t* group, F m) {
     constexpr forerun::Layout L = forerun::layout_of(KIND);
     const uint8_t* behind = group + L.codes();
     if constexpr (L.scales == forerun::Scales::halves) return f_half((const uint16_t*)(behind + 32));
-    return f_mul(m, f_bytes((const int8_t*)behind + 16));
+    return f_mul(m, f_load((const int8_t*)behind + 16));
 }
