@@ -345,7 +345,7 @@ class CostModel:
         if not self._positions:
             return np.ones(most)
         table = self._positions.table(max(most // batch + 2, 2))
-        by_rows: Table = np.interp(np.maximum(np.arange(most) / batch, 1), np.arange(len(table)), table / table[1])
+        by_rows: Table = np.interp(np.arange(most) / batch, np.arange(len(table)), table / table[1])
         return by_rows
 
     def add_experts(self, rows: int, count: float) -> None:
