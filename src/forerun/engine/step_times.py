@@ -10,12 +10,15 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 
 from forerun.config import OFF, EngineConfig, SamplingParams
 from forerun.drafters import Drafter
 from forerun.engine.engine import Engine
 from forerun.engine.results import StepStats
-from forerun.models import LanguageModel, identity
+from forerun.kernels.cpu.page_layout import PAGE
+from forerun.kv_cache import SequenceCache
+from forerun.models import LanguageModel, Rows, identity
 from forerun.speculation import (
     AutomaticPolicy,
     CostModel,
@@ -41,10 +44,16 @@ STEP_ROUNDS = 6
 CALIBRATION_ROWS = (1, 5, 2, 3, 8, 4, 6, 12, 16, 32)
 """Rows of the steps that are timed before the first request, the most telling first."""
 CALIBRATION_CONTEXT = 16
-"""Positions before them: what further ones cost is learned."""
+"""Positions before them."""
 CALIBRATION_SECONDS = {1: 1.0, 4: 0.5}
 """Time for this by sequences, once for a model, its number format, the number of threads and the machine."""
 CALIBRATION_ROUNDS = 5
+POSITION_ROWS = (1, 5, 2, 8)
+"""Rows of forwards that are timed before few and after many positions, the most telling first."""
+POSITION_LEAST, POSITION_COUNT, POSITION_MEMORY = 128, 4096, 2**27
+"""The least and the most of these many, and the most bytes that they may take."""
+POSITION_ROUNDS, POSITION_SECONDS = 3, 0.4
+"""Rounds of this, and the time for it; for the first two row counts whatever the time."""
 CHECK_ROWS, CHECK_SECONDS, CHECK_TOLERANCE = (1, 5), 0.1, 0.2
 """Rows of the steps that are timed where another process has measured, the time for them, each at least once, and the
 relative difference in what further rows cost from which all is measured anew: the machine may have been busy."""
@@ -73,14 +82,7 @@ def calibrate(target: LanguageModel, drafter: Drafter | None = None) -> Table:
     stored = forward_costs(identity(target))
     known = stored.costs.target(KINDS[0], 1, CALIBRATION_CONTEXT)
     if known is None:
-        for batch, most_seconds in CALIBRATION_SECONDS.items():
-            for count, samples in sorted(_time_rows(target, batch, most_seconds).items()):
-                seconds, experts = zip(*samples, strict=True)
-                median = statistics.median(seconds)
-                weight = len(seconds)
-                stored.costs.add_target(KINDS[0], batch, batch * CALIBRATION_CONTEXT, count, median, weight)
-                if batch == 1 and any(experts):
-                    stored.costs.add_experts(count, statistics.fmean(experts))
+        _calibrate_steps(target, stored.costs)
         stored.save()
         known = stored.costs.target(KINDS[0], 1, CALIBRATION_CONTEXT)
         assert known is not None
@@ -88,6 +90,55 @@ def calibrate(target: LanguageModel, drafter: Drafter | None = None) -> Table:
         if not member.traits.estimates:
             _calibrate_drafter(target, member, float(known[1]))
     return known
+
+
+def _calibrate_steps(target: LanguageModel, costs: CostModel) -> None:
+    """Learn what steps of a few row counts cost, and what a position of the context adds to them."""
+    for batch, most_seconds in CALIBRATION_SECONDS.items():
+        for count, samples in sorted(_time_rows(target, batch, most_seconds).items()):
+            seconds, experts = zip(*samples, strict=True)
+            median = statistics.median(seconds)
+            costs.add_target(KINDS[0], batch, batch * CALIBRATION_CONTEXT, count, median, len(seconds))
+            if batch == 1 and any(experts):
+                costs.add_experts(count, statistics.fmean(experts))
+    cache = target.new_cache()
+    length = _positions_held(target, cache) if isinstance(cache, SequenceCache) else 0
+    if isinstance(cache, SequenceCache) and length >= POSITION_LEAST:
+        costs.add_positions(length, _time_positions(target, cache, length))
+
+
+def _positions_held(target: LanguageModel, cache: SequenceCache) -> int:
+    """Return how many positions a cache can have while they are timed, with half of what the pool has left."""
+    room = max(POSITION_ROWS)
+    length = min(POSITION_COUNT, POSITION_MEMORY // cache.pool.page_nbytes * PAGE, target.context_length - room)
+    while length > 0 and 2 * cache.pages_wanted(length + room) > cache.pool.num_available:
+        length //= 2
+    return length
+
+
+@torch.inference_mode()
+def _time_positions(target: LanguageModel, cache: SequenceCache, length: int) -> dict[int, float]:
+    """Return the seconds of a position by rows, from forwards after few and after `length` of them. These have keys and
+    values that nobody computed: forwards after them take the same time."""
+    begin = perf_counter()
+    ones = torch.ones((), dtype=cache.dtype, device=target.device)
+    cache.feed([-1] * length)
+    for layer, (heads, *widths) in enumerate(cache.shapes):  # memory that nobody wrote to is read too quickly
+        cache.write(layer, 0, *(ones.expand(heads, length, width) for width in widths))
+    cache.drop()
+    fastest: dict[int, list[float]] = {}
+    for place, rows in enumerate(POSITION_ROWS * POSITION_ROUNDS):
+        if place >= 2 and perf_counter() - begin > POSITION_SECONDS:
+            break
+        pair = fastest.setdefault(rows, [math.inf, math.inf])
+        for index, cache.length in enumerate((CALIBRATION_CONTEXT, length)):
+            started = perf_counter()
+            filler = [_STRIDE * i % target.vocab_size for i in range(rows)]
+            target.forward([Rows(cache, filler)]).logits[-1, 0].item()
+            pair[index] = min(pair[index], perf_counter() - started)
+            cache.drop()
+    cache.free()
+    return {rows: max(long - short, 1e-9) / (length - CALIBRATION_CONTEXT) for rows, (short, long) in fastest.items()}
 
 
 def _answering(

@@ -180,7 +180,11 @@ COST_SIZE = 1025
 COST_PACE = 0.1
 """Power of the ratio of measured over expected seconds by which the machine's pace moves at each step."""
 COST_SURPRISE = 0.25
-"""Relative difference from what was expected up to which a step moves pace and slope."""
+"""Relative difference from what was expected up to which a step moves pace and slopes."""
+COST_FAR = 2.0
+"""Factor on the longest context seen beyond which the first steps tell what positions cost, however they surprise."""
+COST_REACH = 256.0
+"""Context that counts as seen where none was timed: in a shorter one, noise outweighs what positions cost."""
 EXPERTS_AGAIN = 1.25
 """Choices of the router over those from which experts were expected last, from which they are expected anew."""
 COST_TRUSTED = 4.0
@@ -196,9 +200,9 @@ COST_GROWTH = 0.5
 class CostModel:
     """Seconds of a step's parts: the target by rows, batch and context, the drafter by nodes asked of it.
 
-    Two things move all costs together and must not be mistaken for a difference between values of K: the context grows,
-    and the machine's speed changes. Context has a slope, and the machine a pace, by which every observation
-    is divided before it is learned.
+    Two things must not be mistaken for a difference between values of K: the context grows, and the machine's speed
+    changes. A position costs the more, the more rows its sequence has (`add_positions`), and the machine has a pace:
+    curves over rows are of no positions at pace 1.
 
     A batch has a curve over rows of its own, in the shape of few sequences' wherever it was not measured: what further
     rows cost at one batch size is known at every other. Drafting grows with a power of the number of
@@ -217,8 +221,8 @@ class CostModel:
         )
         self._idle = LearnedCurve(1)
         self._follow = (0.0, 0.0)  # seconds and tokens, of which earlier ones have lost weight
-        self._context: dict[tuple[str, int], float] = {}
-        self._slope = _Slope()
+        self._positions = LearnedCurve(COST_SIZE)  # by rows of a sequence, seconds of a position when it was timed
+        self._position = _Slope(reach=COST_REACH)  # seconds of one before a single row
         self._pace = 1.0
         self._experts: dict[int, float] = {}  # by rows, those that were read while costs were timed
         self._timed: Table = np.zeros(0)  # the same by all numbers of rows
@@ -239,17 +243,17 @@ class CostModel:
         key = _nearest(self._target, (kind, bucket(batch)))
         if key is None:
             return None
-        table = self._target[key].table(most)[:most] * self._pace
+        table = self._target[key].table(most)[:most]
         if self._num_choices and len(table):
             more = self._more[np.minimum(np.arange(len(table)), len(self._more) - 1)]
             table = np.maximum(table + self._expert.value * more, table[0])
-        extra = self._slope.value * (context - self._context[key])
-        return table + extra if extra >= 0 else np.maximum(table + extra, table / 4)
+        return (table + self._position.value * context * self._by_rows(batch, len(table))) * self._pace
 
-    def knows(self, kind: str, batch: int, rows: int) -> bool:
-        """Return whether enough steps with this number of rows were seen."""
+    def knows(self, kind: str, batch: int, context: float, rows: int) -> bool:
+        """Return whether enough steps with this number of rows were seen, and contexts that are not far shorter."""
         curve = self._target.get((kind, bucket(batch)))
-        return curve is not None and curve.weight(rounded_rows(rows)) >= COST_TRUSTED
+        enough = curve is not None and curve.weight(rounded_rows(rows)) >= COST_TRUSTED
+        return enough and not self._position.is_far(context / batch)
 
     def draft(self, batch: int, places: int) -> Table:
         """Return [places + 1] seconds in the drafter by the largest K of `batch` sequences; zeros if none was measured.
@@ -303,25 +307,46 @@ class CostModel:
         """
         more = num_experts - float(self._timed[rows]) if num_experts and rows < len(self._timed) else 0.0
         key = (kind, bucket(batch))
+        positions = context * float(self._by_rows(batch, rows + 1)[rows])
         rows = rounded_rows(rows)
         curve = self._target.get(key)
         if curve is None:
             curve = self._new_curve(key)
-            self._context[key] = context
-        distance = context - self._context[key]
-        if curve.weight(rows) >= COST_TRUSTED:
-            extra = self._slope.value * distance + self._expert.value * more
-            expected = max(float(curve.table(rows + 1)[rows]) * self._pace + extra, 1e-9)
-            surprise = min(max(seconds / expected, 1 - COST_SURPRISE), 1 + COST_SURPRISE)  # one hiccup moves little
-            self._pace *= surprise ** (1 - (1 - COST_PACE) ** share)
-            self._slope.add(distance, (surprise - 1) * expected / self._pace, share)
-            self._expert.add(more, (surprise - 1) * expected / self._pace, share)
+        base = float(curve.table(rows + 1)[rows])
+        beside = self._position.value * positions + self._expert.value * more
+        expected = max(base + beside, base / 4, 1e-9)
+        surprise = seconds / (expected * self._pace)
+        is_new = bool(curve) and self._position.believes(context / batch, surprise)
+        if is_new or curve.weight(rows) >= COST_TRUSTED:
+            if not is_new:  # one hiccup moves little
+                surprise = min(max(surprise, 1 - COST_SURPRISE), 1 + COST_SURPRISE)
+                self._pace *= surprise ** (1 - (1 - COST_PACE) ** share)
+                self._expert.add(more, (surprise - 1) * expected / (more or 1), share)
+            self._position.add(context / batch, (surprise - 1) * expected / (positions or 1), share, is_new)
+            beside = self._position.value * positions + self._expert.value * more
         paced = seconds / self._pace
-        seconds = max(paced - self._slope.value * distance - self._expert.value * more, paced / 4)
+        base = base if curve else max(paced - beside, paced / 4)
+        # of what is still unexpected, rows and what is beside them have their shares
+        seconds = paced * base / max(base + beside, base / 4, 1e-9)
         curve.add(rows, seconds, share)
         shape = self._shapes[kind]
         if batch <= SHAPE_BATCH or len(shape._means) < 2:
             shape.add(rows, seconds, share)
+
+    def add_positions(self, context: float, seconds: Mapping[int, float]) -> None:
+        """Add the seconds of each of so many positions of one sequence, by its rows, as they were timed."""
+        for rows, each in sorted(seconds.items()):
+            self._positions.add(rows, each)
+        self._position = _Slope(float(self._positions.table(2)[1]), context)
+
+    def _by_rows(self, batch: int, most: int) -> Table:
+        """Return [most] what a position costs by the rows of a step, as many of each sequence, over the cost before a
+        single row of a sequence; 1 where nothing was timed."""
+        if not self._positions:
+            return np.ones(most)
+        table = self._positions.table(max(most // batch + 2, 2))
+        by_rows: Table = np.interp(np.arange(most) / batch, np.arange(len(table)), table / table[1])
+        return by_rows
 
     def add_experts(self, rows: int, count: float) -> None:
         """Add the experts that so many rows read while they were timed."""
@@ -383,7 +408,9 @@ class CostModel:
                     self._shapes[kind].take(curve)
         for key, curve in timed.items():
             self._new_curve(key).take(curve)
-            self._context[key] = steps._context[key]
+        if steps._positions and not self._positions:
+            self._positions = steps._positions
+            self._position = _Slope(steps._position.value, steps._position.reach)
         alone = timed.get((KINDS[0], 1))
         many = max(steps._experts, default=1)
         if alone is not None and many > 1 and not self._experts:
@@ -392,7 +419,7 @@ class CostModel:
             counts = sorted(self._experts)
             self._timed = np.interp(np.arange(many + 1), counts, [self._experts[count] for count in counts])
             further = max(self._experts[many] - self._experts[1], 1.0)
-            self._expert.value = max(float(seconds[many] - seconds[1]), 0.0) / further
+            self._expert = _Slope(max(float(seconds[many] - seconds[1]), 0.0) / further, further)
 
     def take_drafts(self, other: CostModel) -> None:
         """Take what another model knows of a drafter."""
@@ -404,10 +431,11 @@ class CostModel:
         """Return the model as plain numbers, for the next process; with costs of drafts, without those of steps, which
         the target's own entry has, so that they are measured anew in one place."""
         steps = {} if self.largest_draft else self._target
+        timed = self._positions and not self.largest_draft
         return {
-            "target": [[*key, self._context[key], curve.state()] for key, curve in steps.items() if curve],
+            "target": [[*key, curve.state()] for key, curve in steps.items() if curve],
             "draft": [[key, curve.state()] for key, curve in self._draft.items() if curve],
-            "slope": self._slope.value,
+            "positions": [self._position.reach, self._positions.state()] if timed else None,
             "follow": list(self._follow),
             "experts": {} if self.largest_draft else {str(rows): count for rows, count in self._experts.items()},
         }
@@ -420,15 +448,17 @@ class CostModel:
             ValueError, TypeError, KeyError, AttributeError, OverflowError: it is something else.
         """
         costs = cls()
-        for kind, batch, context, points in state["target"]:
+        for kind, batch, points in state["target"]:
             key = str(kind), int(_within(batch, 1e6))
             curve = costs._new_curve(key)
             curve.restore(points)
             costs._shapes[key[0]].take(curve)
-            costs._context[key] = _within(context, 1e9)
         for batch, points in state["draft"]:
             costs._draft[int(_within(batch, 1e6))].restore(points)
-        costs._slope.value = _within(state["slope"], 1.0)
+        if state["positions"] is not None:
+            context, points = state["positions"]
+            costs._positions.restore(points)
+            costs.add_positions(_within(context, 1e9), {})
         seconds, tokens = state.get("follow", (0.0, 0.0))
         costs._follow = _within(seconds, 1e6), _within(tokens, 1e9)
         costs._experts = {int(rows): _within(count, 1e9) for rows, count in state.get("experts", {}).items()}
@@ -436,20 +466,37 @@ class CostModel:
 
 
 class _Slope:
-    """Seconds per position of context, by regression of the surprises on the distance from where a curve began."""
+    """Seconds of each of a count that steps have: positions of a sequence, or experts beyond those that were timed.
 
-    __slots__ = ("_xx", "value")
+    Attributes:
+        value: of one.
+        reach: the largest count seen.
+    """
 
-    def __init__(self) -> None:
-        self.value = 0.0
-        self._xx = 0.0
+    __slots__ = ("_weight", "reach", "value")
 
-    def add(self, distance: float, surprise: float, share: float) -> None:
-        if distance == 0:
+    def __init__(self, value: float = 0.0, reach: float = 0.0) -> None:
+        self.value = value
+        self.reach = reach
+        self._weight = COST_TRUSTED  # of the observations since the reach grew by far
+
+    def is_far(self, count: float) -> bool:
+        """Return whether it lies far beyond all that were seen."""
+        return count > COST_FAR * self.reach
+
+    def believes(self, count: float, surprise: float) -> bool:
+        """Return whether a step tells more than all before: of a count that is far, or the first after it that are
+        faster, as no hiccup makes a step faster. surprise: its seconds over the expected ones."""
+        return self.is_far(count) or (surprise < 1 and self._weight < COST_TRUSTED and COST_FAR * count > self.reach)
+
+    def add(self, count: float, error: float, share: float, is_new: bool = False) -> None:
+        """Add a step. error: seconds of each beyond the value. is_new: `believes` says so."""
+        if count == 0:
             return
-        square = distance * distance
-        self._xx = self._xx * (1 - 1 / COST_MEMORY) ** share + share * square
-        self.value = max(0.0, self.value + share * distance * surprise / (self._xx + COST_MEMORY * square))
+        self._weight = min((0.0 if self.is_far(count) else self._weight) + share, COST_TRUSTED)
+        self.reach = max(self.reach, abs(count))
+        gain = 1.0 if is_new else share / (COST_MEMORY + share) * (count / self.reach) ** 2
+        self.value = max(0.0, self.value + gain * error)
 
 
 def request_kind(requests: Sequence[Request]) -> str:
@@ -491,7 +538,7 @@ def _within(value: Any, most: float) -> float:
     return number
 
 
-FILE = EntryFile(COSTS_STEM, 4, "measured costs", CostModel.restored, CostModel.state)
+FILE = EntryFile(COSTS_STEM, 5, "measured costs", CostModel.restored, CostModel.state)
 
 _known: dict[str, CostModel] = {}
 

@@ -136,6 +136,7 @@ def test_calibration_leaves_the_pools_to_their_user(folder: Path, page: float) -
         assert [pool.num_pages for pool in llm.drafter.pools] == [2 * PAGES + 4 * 3]
         costs = forward_costs(identity(llm.target)).costs
         assert all(costs.target("greedy", batch, 16 * batch) is not None for batch in (1, 4))
+        assert llm.target.pool.num_taken == 0 and 2 * costs._position.reach <= PAGES * PAGE
 
 
 def test_an_engine_alone_has_the_limit_too(folder: Path, page: float) -> None:

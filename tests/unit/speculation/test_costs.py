@@ -139,7 +139,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(cost_model, "_known", {})
     monkeypatch.setattr(files, "_warned", set())
-    return tmp_path / "forerun" / "costs-4.json"
+    return tmp_path / "forerun" / "costs-5.json"
 
 
 def test_costs_outlive_the_process(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,7 +148,7 @@ def test_costs_outlive_the_process(home: Path, monkeypatch: pytest.MonkeyPatch) 
     assert StoredCosts(("target", "drafter")).costs is first.costs
     first.save()
     StoredCosts(("target", "another")).save()
-    assert [file.name for file in home.parent.iterdir()] == ["costs-4.json"]
+    assert [file.name for file in home.parent.iterdir()] == ["costs-5.json"]
     monkeypatch.setattr(cost_model, "_known", {})
     assert StoredCosts(("target", "drafter")).costs.largest_draft == 3
     assert StoredCosts(("other target", "drafter")).costs.largest_draft == 0
@@ -159,9 +159,9 @@ def test_costs_outlive_the_process(home: Path, monkeypatch: pytest.MonkeyPatch) 
     [
         "{",
         "[]",
-        '{"version": 4}',
+        '{"version": 5}',
         '{"version": 9, "entries": {}}',
-        '{"version": 4, "entries": []}',
+        '{"version": 5, "entries": []}',
         "\xff",
     ],
 )
@@ -171,12 +171,17 @@ def test_a_spoilt_file_is_replaced(home: Path, content: str) -> None:
     stored = StoredCosts(("a",))
     assert stored.costs.largest_draft == 0
     stored.save()
-    assert json.loads(home.read_text())["version"] == 4
+    assert json.loads(home.read_text())["version"] == 5
 
 
 @pytest.mark.parametrize(
     "state",
-    [3, {}, {"target": [], "draft": [[1, {"2": [-1.0, 1.0]}]], "slope": 0}, {"target": 1, "draft": [], "slope": 0}],
+    [
+        3,
+        {},
+        {"target": [], "draft": [[1, {"2": [-1.0, 1.0]}]], "positions": None},
+        {"target": 1, "draft": [], "positions": None},
+    ],
 )
 def test_a_spoilt_entry_is_nothing_known(home: Path, state: object, monkeypatch: pytest.MonkeyPatch) -> None:
     StoredCosts(("a",)).save()
@@ -188,7 +193,10 @@ def test_a_spoilt_entry_is_nothing_known(home: Path, state: object, monkeypatch:
     assert costs.largest_draft == 0 and costs.target("greedy", 1, 0) is None
 
 
-SOUND = '{"target": [["greedy", 1, 9.0, {"1": [0.5, 8.0]}]], "draft": [[1, {"2": [0.1, 8.0]}]], "slope": 0.0}'
+SOUND = (
+    '{"target": [["greedy", 1, {"1": [0.5, 8.0]}]], "draft": [[1, {"2": [0.1, 8.0]}]], '
+    '"positions": [9.0, {"1": [0.001, 1.0]}]}'
+)
 
 
 @pytest.mark.parametrize(
@@ -202,8 +210,9 @@ SOUND = '{"target": [["greedy", 1, 9.0, {"1": [0.5, 8.0]}]], "draft": [[1, {"2":
         ("0.5", f"{10**400}"),
         ("0.5", "NaN"),
         ("8.0", "Infinity"),
-        ('"slope": 0.0', '"slope": Infinity'),
-        ('"slope": 0.0', '"slope": NaN'),
+        ("9.0", "-1.0"),
+        ("0.001", "NaN"),
+        ('{"1": [0.001, 1.0]}', "{}"),
         ('{"2": [0.1, 8.0]}', "{}"),
     ],
 )
@@ -216,7 +225,7 @@ def test_a_damaged_entry_is_left_out_and_not_saved_back(
     damaged, sound = json.loads(home.read_text())["entries"]
     assert old in SOUND
     bad = SOUND.replace(old, new, 1)
-    home.write_text(f'{{"version": 4, "entries": {{"{damaged}": {bad}, "{sound}": {SOUND}}}}}')
+    home.write_text(f'{{"version": 5, "entries": {{"{damaged}": {bad}, "{sound}": {SOUND}}}}}')
     monkeypatch.setattr(cost_model, "_known", {})
     assert StoredCosts(("sound",)).costs.largest_draft == 2
     assert StoredCosts(("damaged",)).costs.largest_draft == 0
@@ -225,7 +234,7 @@ def test_a_damaged_entry_is_left_out_and_not_saved_back(
     assert [str(home) in record.getMessage() for record in caplog.records] == [True]  # one warning, which names it
 
 
-@pytest.mark.parametrize("content", ["[" * 100_000, '{"version": 4, "entries": ' + "[" * 100_000, "{", "[]"])
+@pytest.mark.parametrize("content", ["[" * 100_000, '{"version": 5, "entries": ' + "[" * 100_000, "{", "[]"])
 def test_a_damaged_file_is_set_aside_with_one_warning(
     home: Path, content: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -235,8 +244,8 @@ def test_a_damaged_file_is_set_aside_with_one_warning(
         assert StoredCosts((name,)).costs.largest_draft == 0
     assert home.read_text() == content  # reading changes nothing
     StoredCosts(("a",)).save()
-    assert home.with_name("costs-4.json.damaged").read_text() == content
-    assert json.loads(home.read_text())["version"] == 4
+    assert home.with_name("costs-5.json.damaged").read_text() == content
+    assert json.loads(home.read_text())["version"] == 5
     assert [str(home) in record.getMessage() for record in caplog.records] == [True]
 
 
@@ -306,13 +315,13 @@ def test_a_relative_cache_folder_is_ignored(home: Path, tmp_path: Path, monkeypa
     monkeypatch.setenv("HOME", str(tmp_path / "user"))
     for folder in ("cache", "./cache", ""):
         monkeypatch.setenv("XDG_CACHE_HOME", folder)
-        assert cost_model.FILE.path() == tmp_path / "user" / ".cache" / "forerun" / "costs-4.json"
+        assert cost_model.FILE.path() == tmp_path / "user" / ".cache" / "forerun" / "costs-5.json"
     StoredCosts(("a",)).save()
     assert [each.name for each in tmp_path.iterdir()] == ["user"]
     monkeypatch.setenv(HOME_VARIABLE, "elsewhere")
-    assert cost_model.FILE.path() == tmp_path / "elsewhere" / "costs-4.json"
+    assert cost_model.FILE.path() == tmp_path / "elsewhere" / "costs-5.json"
     monkeypatch.setenv(HOME_VARIABLE, "~/mine")
-    assert cost_model.FILE.path() == tmp_path / "user" / "mine" / "costs-4.json"
+    assert cost_model.FILE.path() == tmp_path / "user" / "mine" / "costs-5.json"
 
 
 def test_a_switch_that_is_none_is_refused(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,193 @@
+"""Costs of positions: they grow with the rows of a sequence, and a long context is believed when it is first seen."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from families import Folders
+from forerun.engine import step_times
+from forerun.engine.step_times import CALIBRATION_ROWS, POSITION_ROWS, calibrate
+from forerun.models import Forward, LanguageModel, Model, Rows, identity, load_model
+from forerun.speculation import AutomaticPolicy, CostModel, DraftChooser
+from forerun.speculation.cost_model import COST_REACH, forward_costs
+from worlds import World, calibrated, live
+
+POWERS = (0.46, 0.6, 0.79)
+ROWS = range(1, 9)
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Seconds of a step, about those of a model of 0.5 billion parameters on two cores, by positions to this power."""
+
+    power: float
+    position: float = 0.7e-6
+
+    def __call__(self, rows: int, context: float, batch: int = 1) -> float:
+        power: float = (rows / batch) ** self.power
+        return 6e-3 + 1.5e-3 * rows + self.position * context * power
+
+    def calibrated(self, context: int = 4096, error: float = 1.0, saves: bool = False) -> CostModel:
+        """Return what an engine begins with. error: factor on what positions cost. saves: it went through a file."""
+        steps = CostModel()
+        for batch in (1, 4):
+            for rows in CALIBRATION_ROWS:
+                if rows >= batch:
+                    steps.add_target("greedy", batch, 16 * batch, rows, self(rows, 16 * batch, batch), 5)
+        if context:
+            steps.add_positions(context, {rows: error * self.position * rows**self.power for rows in POSITION_ROWS})
+        costs = CostModel()
+        costs.begin_with(CostModel.restored(json.loads(json.dumps(steps.state()))) if saves else steps)
+        return costs
+
+    def errors(self, costs: CostModel, context: float, batch: int = 1) -> np.ndarray:
+        """Return [8] predicted over real seconds, less 1, with so many rows of each sequence."""
+        table = costs.target("greedy", batch, context, 8 * batch + 1)
+        assert table is not None
+        return np.array([table[batch * rows] / self(batch * rows, context, batch) - 1 for rows in ROWS])
+
+
+@pytest.mark.parametrize("power", POWERS)
+@pytest.mark.parametrize("saves", [False, True])
+def test_after_calibration_a_long_context_is_predicted(power: float, saves: bool) -> None:
+    machine = Machine(power)
+    costs = machine.calibrated(saves=saves)
+    for context in (16, 250, 6000, 24000):
+        assert abs(machine.errors(costs, context)).max() < 0.05
+    assert abs(machine.errors(costs, 4 * 6000, batch=4)).max() < 0.05
+    assert abs(machine.errors(machine.calibrated(0), 6000)).max() > 0.3
+
+
+@pytest.mark.parametrize("power", POWERS)
+@pytest.mark.parametrize("error", [0.2, 3.0])
+@pytest.mark.parametrize("rows", [1, 5, 7])
+def test_one_step_far_beyond_all_that_was_seen_is_believed(power: float, error: float, rows: int) -> None:
+    machine = Machine(power)
+    costs = machine.calibrated(1024, error)
+    assert not costs.knows("greedy", 1, 20000, rows)
+    costs.add_target("greedy", 1, 20000, rows, machine(rows, 20000))
+    assert costs.knows("greedy", 1, 20000, 5)
+    for context in (250, 6000, 24000):
+        assert abs(machine.errors(costs, context)).max() < 0.1
+
+
+def test_without_calibration_a_far_step_tells_what_a_position_costs() -> None:
+    machine = Machine(0.0)
+    costs = machine.calibrated(0)
+    costs.add_target("greedy", 1, 6000, 1, machine(1, 6000))
+    assert abs(machine.errors(costs, 6000)).max() < 0.05
+    assert abs(machine.errors(costs, 250)).max() < 0.05
+
+
+def test_a_hiccup_in_the_first_far_step_does_not_stick() -> None:
+    machine = Machine(0.6)
+    costs = machine.calibrated(1024)
+    for step in range(5):
+        costs.add_target("greedy", 1, 20000 + step, 5, machine(5, 20000) * (1 if step else 10))
+    assert abs(machine.errors(costs, 20000)).max() < 0.1
+
+
+@pytest.mark.parametrize("context", [250, 1500])
+@pytest.mark.parametrize("batch", [1, 4])
+def test_a_hiccup_at_a_context_that_was_seen_moves_little(context: int, batch: int) -> None:
+    machine = Machine(0.6)
+    costs = machine.calibrated(1024)
+    costs.add_target("greedy", batch, batch * context, 5, 10 * machine(5, batch * context, batch))
+    assert abs(machine.errors(costs, context)[[0, 1, 2, 6, 7]]).max() < 0.1
+
+
+def test_short_contexts_after_a_far_one_do_not_make_positions_free() -> None:
+    machine = Machine(0.6)
+    costs = machine.calibrated(1024)
+    costs.add_target("greedy", 1, 20000, 1, machine(1, 20000))
+    costs.add_target("greedy", 1, 250, 1, 0.8 * machine(1, 250))
+    assert abs(machine.errors(costs, 20000)).max() < 0.1
+
+
+def test_a_busy_machine_makes_positions_dearer_too() -> None:
+    machine = Machine(0.6)
+    costs = machine.calibrated()
+    for step in range(200):
+        rows = 1 + 4 * (step % 2)
+        costs.add_target("greedy", 1, 300 + step, rows, 2 * machine(rows, 300 + step))
+    table = costs.target("greedy", 1, 6000, 9)
+    assert table is not None and table[[1, 5]] == pytest.approx([2 * machine(rows, 6000) for rows in (1, 5)], rel=0.1)
+
+
+def test_what_was_first_seen_at_a_long_context_is_predicted_at_a_short_one() -> None:
+    machine = Machine(0.6)
+    costs = machine.calibrated()
+    for _ in range(5):
+        costs.add_target("drawn", 3, 18000, 15, machine(15, 18000, 3))
+    table = costs.target("drawn", 3, 300, 16)
+    assert table is not None and table[15] == pytest.approx(machine(15, 300, 3), rel=0.02)
+
+
+@pytest.mark.parametrize("power", POWERS)
+@pytest.mark.parametrize("accept", [0.2, 0.5, 0.8])
+def test_at_a_long_context_k_is_right_from_the_first_step(power: float, accept: float) -> None:
+    machine = Machine(power, 3e-6)
+    world = World(
+        lambda *_: accept, lambda k, batch: 1e-4 * k, lambda rows: machine(rows, 6100), prompt=6000, length=1000
+    )
+
+    def speed(costs: CostModel) -> float:
+        costs.take_drafts(calibrated(world).costs)
+        policy = AutomaticPolicy(DraftChooser(costs, acceptance=((accept,), (accept,))))
+        return live(world, policy, 200).speed()
+
+    short, long, there = map(speed, (machine.calibrated(0), machine.calibrated(), calibrated(world).costs))
+    assert long >= 0.985 * max(there, 1 / machine(1, 6100))
+    assert short < 0.98 * long or accept == 0.2
+
+
+def calibrated_costs(target: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> CostModel:
+    monkeypatch.setattr("forerun.speculation.cost_model._known", {})
+    calibrate(target)
+    return forward_costs(identity(target)).costs
+
+
+@pytest.mark.parametrize(("kernels", "forty", "twenty"), [("native", 1020, 510), ("reference", 510, 255)])
+def test_positions_are_timed_in_what_the_pool_has(
+    kernels: str, forty: int, twenty: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if kernels == "reference":  # whose caches double
+        monkeypatch.setenv("FORERUN_KERNELS", kernels)
+    target = load_model("bundled")
+    assert target.pool is not None
+    for num_pages, reach in ((None, 2040), (40, forty), (20, twenty), (4, COST_REACH)):
+        target.pool.limit(num_pages)
+        costs = calibrated_costs(target, monkeypatch)
+        assert costs._position.reach == reach
+        assert [bool(costs._positions.weight(rows)) for rows in POSITION_ROWS[:2]] == [reach != COST_REACH] * 2
+        assert target.pool.num_taken == 0
+
+
+def test_a_model_with_recurrent_layers_is_calibrated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = load_model(Folders(tmp_path)["qwen3_5_text"], "float32")
+    assert calibrated_costs(target, monkeypatch)._position.reach > COST_REACH
+
+
+def test_positions_cost_what_later_forwards_take_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    target, machine, now, count = load_model("bundled"), Machine(0.6, 5e-7), 0.0, 0
+    compute = type(target).forward
+
+    def forward(self: Model, batch: Sequence[Rows]) -> Forward:
+        nonlocal now, count
+        (rows,) = batch
+        count += 1
+        now += machine(len(rows.token_ids), rows.cache.length) * (1.5 if count in (1, 24) else 1)
+        return compute(self, batch)
+
+    costs = calibrated_costs(target, monkeypatch)
+    monkeypatch.setattr(type(target), "forward", forward)
+    monkeypatch.setattr(step_times, "perf_counter", lambda: now)
+    found = step_times._time_positions(target, target.new_cache(), 2000)
+    assert found == pytest.approx({rows: 5e-7 * rows**0.6 for rows in POSITION_ROWS})
+    assert costs._positions.largest == max(POSITION_ROWS)
