@@ -413,8 +413,10 @@ class _Kept:
     def is_complete(self, every: bool) -> bool:
         """Return whether a sound library is for the most wanted instruction set, or for every one of the processor."""
         wanted = self.wanted()
-        needed = () if wanted is None else self.present() if every else wanted[:1]
-        return bool(needed) and {*needed} <= {*self.instructions} and self.is_sound(LIBRARY)
+        if wanted is None:
+            return False
+        needed = self.present() if every else wanted[:1]
+        return {*needed} <= {*self.instructions} and self.is_sound(LIBRARY)
 
 
 @dataclass(frozen=True, slots=True)
