@@ -41,9 +41,16 @@ os.environ.setdefault("KMP_BLOCKTIME", "0")
 
 
 def pytest_sessionstart() -> None:
-    """The native library is loaded before any test: none compiles it into a folder of its own."""
+    """The native library is loaded before any test: none compiles it into a folder of its own. It is for every
+    instruction set that this processor has."""
+    from forerun.config import KERNELS_VARIABLE, REFERENCE, TRITON
+    from forerun.errors import NativeUnavailableError
     from forerun.kernels.cpu import native
+    from forerun.kernels.cpu.compiler import library_path
 
+    if os.environ.get(KERNELS_VARIABLE) not in (REFERENCE, TRITON):
+        with suppress(NativeUnavailableError):  # then the library is for fewer, or there is none
+            library_path(every=True)
     native()
 
 

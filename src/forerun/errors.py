@@ -85,7 +85,7 @@ class NativeUnavailableError(ForerunError):
 
 
 class CompilationError(NativeUnavailableError):
-    """The compiler ran, and failed or took too long, as it would again."""
+    """The compiler ran, and failed or took too long."""
 
 
 class DrafterError(ForerunError, ValueError):

@@ -14,8 +14,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 def main(wanted: list[str]) -> None:
+    from forerun.kernels.cpu.compiler import library_path
     from golden.texts import FOLDER, PACKAGES, TEXTS, VERSIONS
 
+    library_path(every=True)  # bits are those of each instruction set
     FOLDER.mkdir(exist_ok=True)
     versions = "".join(f"{name} {version(name)}\n" for name in PACKAGES)
     (FOLDER / f"{VERSIONS}.txt").write_text(versions, encoding="utf-8")

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import torch
 
-from forerun.config import INSTRUCTIONS
 from forerun.kernels.cpu import native
 
 BITS = "bits "
@@ -58,10 +57,7 @@ def there() -> list[str]:
     """Return the instruction sets that this processor has, of the native kernels."""
     library = native()
     assert library is not None
-    before = library.instructions
-    found = [name for name in reversed(INSTRUCTIONS) if library.use_instructions(name)]
-    library.use_instructions(before)
-    return found
+    return library.supported[::-1]
 
 
 def common() -> str:
@@ -74,7 +70,7 @@ def computing_with(instructions: str) -> Iterator[None]:
     library = native()
     assert library is not None
     before = library.instructions
-    library.use_instructions(instructions)
+    assert library.use_instructions(instructions), f"{library.path} was not compiled for {instructions}"
     try:
         yield
     finally:

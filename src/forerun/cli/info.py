@@ -151,6 +151,7 @@ def _memory_lines(memory: dict[str, Any]) -> list[tuple[str, str]]:
 def _kernels() -> dict[str, Any]:
     """Describe which kernels run and why. Raises ConfigError as `native`."""
     from forerun.kernels.cpu import LOST, load_library, native
+    from forerun.kernels.cpu.compiler import kept_failure
     from forerun.kernels.cpu.fetching import known_distances
 
     mode = environment_choice(KERNELS_VARIABLE, KERNELS)
@@ -167,8 +168,11 @@ def _kernels() -> dict[str, Any]:
         return {"run": REFERENCE, "instructions": None, "library": None, "reason": reason}
     used = found.instructions
     reason = f"{used} is the best instruction set that the library and this processor have."
-    if used != found.best:
-        reason = f"{INSTRUCTIONS_VARIABLE} says {used}; this processor has {found.best}."
+    if used != (best := found.supported[0]):
+        if os.environ.get(INSTRUCTIONS_VARIABLE):
+            reason = f"{INSTRUCTIONS_VARIABLE} says {used}; this processor has {best}."
+        elif (failure := kept_failure(found.path, best)) is not None:
+            reason += f" This processor has {best}. {failure}"
     facts = {"run": NATIVE, "instructions": used, "library": str(found.path), "reason": reason}
     return facts | {"fetch_distances": known_distances(found)}
 

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from attention_paths_reference import attend_paths
-from forerun.config import INSTRUCTIONS
 from forerun.kernels.block_weight import BLOCK_TYPES, BlockWeight
 from forerun.kernels.cpu import native
 from forerun.kernels.cpu.library import Library
@@ -123,8 +122,9 @@ def using(instructions: str) -> Iterator[Library]:
     if library is None:
         pytest.skip("there are no native kernels here")
     before = library.instructions
-    if not library.use_instructions(instructions):
+    if instructions not in library.supported:
         pytest.skip(f"the processor lacks {instructions}")
+    assert library.use_instructions(instructions), f"{library.path} was not compiled for {instructions}"
     yield library
     library.use_instructions(before)
 
@@ -133,9 +133,9 @@ def each_set(library: Library) -> Iterator[str]:
     """Force one instruction set after another, of those that the processor has."""
     before = library.instructions
     try:
-        for name in INSTRUCTIONS:
-            if library.use_instructions(name):
-                yield name
+        for name in library.supported:
+            assert library.use_instructions(name), f"{library.path} was not compiled for {name}"
+            yield name
     finally:
         library.use_instructions(before)
 

@@ -32,7 +32,7 @@ def facts(invoke: Invoke) -> dict[str, object]:
 def test_which_kernels_run(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("FORERUN_KERNELS", "FORERUN_INSTRUCTIONS"):
         monkeypatch.delenv(name, raising=False)
-    library = SimpleNamespace(path=Path("/some/library.so"), best="avx512", instructions="avx512")
+    library = SimpleNamespace(path=Path("/some/library.so"), supported=["avx512", "avx2"], instructions="avx512")
     monkeypatch.setattr(module, "_loaded", library)
     reason = "avx512 is the best instruction set that the library and this processor have."
     expected = {"run": "native", "instructions": "avx512", "library": "/some/library.so", "reason": reason}
@@ -43,6 +43,8 @@ def test_which_kernels_run(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> N
         known["Q4_K"] = [0, 2048, 8192]
     assert re.search(r"^fetching: +Q4_K 0/2048/8192 bytes ahead", invoke("info").stdout, re.MULTILINE)
     library.instructions = "avx2"
+    assert facts(invoke)["reason"] == reason.replace("avx512", "avx2")
+    monkeypatch.setenv("FORERUN_INSTRUCTIONS", "avx2")
     told = facts(invoke)
     assert told["reason"] == "FORERUN_INSTRUCTIONS says avx2; this processor has avx512." and told["run"] == "native"
     monkeypatch.setenv("FORERUN_KERNELS", "reference")
@@ -52,6 +54,22 @@ def test_which_kernels_run(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> N
         "library": None,
         "reason": "FORERUN_KERNELS says so.",
     }
+
+
+def test_a_better_instruction_set_that_could_not_be_compiled(
+    invoke: Invoke, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name in ("FORERUN_KERNELS", "FORERUN_INSTRUCTIONS"):
+        monkeypatch.delenv(name, raising=False)
+    note = {"reason": "Why.", "remedy": "What to do.", "timeouts": 0}
+    (tmp_path / "key.avx512.failed.json").write_text(json.dumps(note))
+    library = SimpleNamespace(path=tmp_path / "key" / "library.so", supported=["avx512", "avx2"], instructions="avx2")
+    monkeypatch.setattr(module, "_loaded", library)
+    told = facts(invoke)["reason"]
+    assert told == (
+        "avx2 is the best instruction set that the library and this processor have. This processor has avx512. Why. "
+        "What to do."
+    )
 
 
 def test_without_native_kernels(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:

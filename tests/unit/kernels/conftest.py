@@ -10,11 +10,14 @@ from pathlib import Path
 import pytest
 
 from forerun.config import INSTRUCTIONS
+from forerun.kernels.cpu import compiler as compile_module
 from forerun.kernels.cpu.compiler import library_path
 from forerun.kernels.cpu.library import Library
 from kernel_cases import using
 
 COMPILES = 'printf library > "$out"'
+HAS = ["avx512", "avx2", "portable"]
+"""The instruction sets of the machine, and of its sources: the best first."""
 HANGS = 'printf half > "$out"; sleep 60 & echo $! > "$log.pid"; wait'
 
 
@@ -23,7 +26,7 @@ class Machine:
     """A folder of sources, and a compiler, in a FORERUN_HOME of its own.
 
     Attributes:
-        compiler: the script that CXX names; it writes a line to `log` each time it compiles.
+        compiler: the script that CXX names; it writes a line to `log` each time it compiles or links.
     """
 
     sources: Path
@@ -38,12 +41,19 @@ class Machine:
             f'while [ "$1" != -o ]; do shift; done\nout=$2\n{body}\n'
         )
 
-    def library(self, limit: float = 30, wait: float = 30) -> Path:
-        return library_path(self.sources, self.home / "prebuilt", limit, wait)
+    def compiler_fails_with(self, name: str, how: str, version: str = "fake 1.0") -> None:
+        """Have the compiler do `how` where it writes the file NAME, and compile the others."""
+        self.compiler_does(f'case "$out" in */{name}) {how};; *) {COMPILES};; esac', version)
 
-    @property
-    def calls(self) -> int:
-        return len(self.log.read_text().splitlines()) if self.log.exists() else 0
+    def library(self, limit: float = 30, wait: float = 30, *, every: bool = False) -> Path:
+        return library_path(self.sources, self.home / "prebuilt", limit, wait, every=every)
+
+    def made(self) -> list[str]:
+        """Return what the compiler was started for since the last call: sorted names of files."""
+        lines = self.log.read_text().splitlines() if self.log.exists() else []
+        self.log.unlink(missing_ok=True)
+        names = [Path(words[words.index("-o") + 1]).name for words in map(str.split, lines)]
+        return sorted(names)
 
     def files(self) -> list[str]:
         """Return the names of all files in the folder of kernels, below folders too."""
@@ -52,15 +62,18 @@ class Machine:
 
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
-    """Return a machine whose compiler only writes the word "library"."""
+    """Return a machine whose compiler only writes the word "library", and whose processor has `HAS`."""
     made = Machine(tmp_path / "csrc", tmp_path / "home", tmp_path / "compiler", tmp_path / "calls")
     (made.sources / "below").mkdir(parents=True)
-    (made.sources / "a.cpp").write_text("int a;\n")
+    for name in ("forerun", "processor", *HAS):
+        (made.sources / f"{name}.cpp").write_text(f"int {name};\n")
     (made.sources / "below" / "b.h").write_text("int b;\n")
     made.compiler_does(COMPILES)
     made.compiler.chmod(0o755)
     monkeypatch.setenv("FORERUN_HOME", str(made.home))
     monkeypatch.setenv("CXX", str(made.compiler))
+    monkeypatch.delenv("FORERUN_INSTRUCTIONS", raising=False)
+    monkeypatch.setattr(compile_module, "processor_instructions", lambda path: HAS)
     return made
 
 

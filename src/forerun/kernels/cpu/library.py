@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import ctypes
-import os
 from ctypes import Structure, c_float, c_int32, c_int64, c_void_p
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from forerun.config import INSTRUCTIONS, INSTRUCTIONS_VARIABLE, environment_choice
-from forerun.errors import ConfigError, NativeUnavailableError
-from forerun.kernels.cpu.compiler import SOURCES
+from forerun.config import INSTRUCTIONS
+from forerun.errors import NativeUnavailableError
+from forerun.kernels.cpu.compiler import REMOVE, SOURCES, choose_instructions, instructions_of_bits, loading
 from forerun.kernels.cpu.header import Header
-from forerun.utils.home import HOME_VARIABLE
 
 HEADER = Header.read(SOURCES / "forerun.h")
 """The C interface, of which this module has all structures and functions."""
@@ -88,8 +86,6 @@ def plain_fields(struct: Structure) -> tuple[object, ...]:
 ABI = HEADER.constants["FORERUN_ABI"]
 _LEVELS = INSTRUCTIONS[::-1]
 """By the numbers that the library gives them."""
-_REMEDY = "Remove it, so that it is made anew."
-_ELSEWHERE = f"Let the variable {HOME_VARIABLE} name a folder where programs may be executed."
 _COMPUTING = ("linear", "forward_layers", "head", "attention", "eagle", "fuse", "context", "greedy_chains")
 
 
@@ -98,7 +94,7 @@ class Library:
 
     Attributes:
         path: the file.
-        best: the best instruction set that the processor has.
+        supported: the instruction sets that the processor has, the best first; the library may be for some of them.
         shares_openmp: whether torch's threads compute; else threads of the library's.
 
     The functions linear, forward_layers, head, attention, eagle, fuse, context, greedy_chains, argmax, topk,
@@ -116,31 +112,26 @@ class Library:
                 setattr(self, attribute, function)
         for name in _COMPUTING:
             getattr(functions, f"forerun_{name}").errcheck = _check
-        self.best = _LEVELS[functions.forerun_best_instructions()]
+        self.supported = instructions_of_bits(functions.forerun_processor_instructions())
         self.shares_openmp = self._share_openmp()
 
     @classmethod
     def open(cls, path: Path) -> Library:
-        """Load the library for the instruction set that FORERUN_INSTRUCTIONS names, else the best one.
+        """Load the library for the instruction set that FORERUN_INSTRUCTIONS names, else the best one that it has.
 
         Raises:
-            NativeUnavailableError: it cannot be loaded, or has another interface.
-            ConfigError: the processor lacks what FORERUN_INSTRUCTIONS names, or there is no such instruction set.
+            NativeUnavailableError: it cannot be loaded, or has another interface or no such kernels.
+            ConfigError: as `choose_instructions`.
         """
-        try:
+        with loading(path):
             functions = ctypes.CDLL(str(path))
             abi = functions.forerun_abi()
             if abi != ABI:
-                raise NativeUnavailableError(f"{path} has the interface {abi}, not {ABI}.", _REMEDY)
+                raise NativeUnavailableError(f"{path} has the interface {abi}, not {ABI}.", REMOVE)
             library = cls(path, functions)
-        except (OSError, AttributeError) as failure:
-            if _is_noexec(path):
-                reason = f"{path} cannot be loaded: its file system is mounted without permission to execute (noexec)."
-                raise NativeUnavailableError(reason, _ELSEWHERE) from None
-            raise NativeUnavailableError(f"{path} cannot be loaded: {failure}.", _REMEDY) from None
-        chosen = choose_instructions(library.best)
-        if not library.use_instructions(chosen):  # a processor with AVX-512 may lack AVX-VNNI
-            raise ConfigError(f"{INSTRUCTIONS_VARIABLE} is {chosen!r}, which this processor lacks. Unset it.")
+        wanted = choose_instructions(library.supported)
+        if not any(library.use_instructions(name) for name in wanted):
+            raise NativeUnavailableError(f"{path} has no kernels for {' or '.join(wanted)}.", REMOVE)
         return library
 
     if TYPE_CHECKING:
@@ -154,7 +145,7 @@ class Library:
         return _LEVELS[self._functions.forerun_instructions()]
 
     def use_instructions(self, name: str) -> bool:
-        """Switch to another instruction set. Returns False if the processor lacks it."""
+        """Switch to another instruction set. Returns False if the processor or the library lacks it."""
         return bool(self._functions.forerun_use_instructions(_LEVELS.index(name)) == 0)
 
     def packed_bytes(self, kind: int, out_features: int, in_features: int, span: int = 1) -> int:
@@ -179,30 +170,8 @@ class Library:
         return False
 
 
-def _is_noexec(path: Path) -> bool:
-    """Return whether the file system of `path` forbids executing and loading files."""
-    try:
-        return bool(os.statvfs(path).f_flag & os.ST_NOEXEC)
-    except (OSError, AttributeError):  # AttributeError: systems without this flag
-        return False
-
-
 def _check(result: int, function: object, arguments: object) -> int:
     """Raise MemoryError if a kernel reports that memory ran out. ctypes calls this with each result."""
     if result:
         raise MemoryError("the native kernels lack memory to work in")
     return result
-
-
-def choose_instructions(best: str) -> str:
-    """Return the instruction set that FORERUN_INSTRUCTIONS names, else the best one of the processor.
-
-    Raises:
-        ConfigError: the processor lacks it, or there is no such instruction set.
-    """
-    chosen = environment_choice(INSTRUCTIONS_VARIABLE, INSTRUCTIONS) or best
-    if INSTRUCTIONS.index(chosen) < INSTRUCTIONS.index(best):
-        raise ConfigError(
-            f"{INSTRUCTIONS_VARIABLE} is {chosen!r}, but this processor has {best} at best. Give that, or unset it."
-        )
-    return chosen

@@ -7,4 +7,5 @@ namespace amx {
 #include "isa/avx512.h"
 #include "kernels/all.h"
 }  // namespace amx
+OFFER(amx, 5)
 #endif

@@ -5,4 +5,5 @@ namespace avx2 {
 #include "isa/avx2.h"
 #include "kernels/all.h"
 }  // namespace avx2
+OFFER(avx2, 1)
 #endif

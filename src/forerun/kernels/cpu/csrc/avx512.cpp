@@ -5,4 +5,5 @@ namespace avx512 {
 #include "isa/avx512.h"
 #include "kernels/all.h"
 }  // namespace avx512
+OFFER(avx512, 3)
 #endif

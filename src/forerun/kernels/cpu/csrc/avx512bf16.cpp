@@ -6,4 +6,5 @@ namespace avx512bf16 {
 #include "isa/avx512.h"
 #include "kernels/all.h"
 }  // namespace avx512bf16
+OFFER(avx512bf16, 4)
 #endif

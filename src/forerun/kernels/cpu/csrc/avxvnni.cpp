@@ -6,4 +6,5 @@ namespace avxvnni {
 #include "isa/avx2.h"
 #include "kernels/all.h"
 }  // namespace avxvnni
+OFFER(avxvnni, 2)
 #endif

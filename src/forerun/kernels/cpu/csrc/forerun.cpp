@@ -1,87 +1,28 @@
 // The library: one set of kernels for each instruction set, the choice among them, and the C interface.
 #include "forerun.h"
 
-#if defined(__x86_64__)
-#include <cpuid.h>
-#include <immintrin.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-#endif
-
 #include "block_packing.h"
 #include "instructions.h"
 #include "packing.h"
 
-#define OF_INSTRUCTIONS(name)         \
-    namespace name {                  \
-    extern const Entries ENTRIES;     \
-    }
-#if defined(__x86_64__)
-OF_INSTRUCTIONS(amx)
-OF_INSTRUCTIONS(avx512bf16)
-OF_INSTRUCTIONS(avx512)
-OF_INSTRUCTIONS(avxvnni)
-OF_INSTRUCTIONS(avx2)
-#endif
-OF_INSTRUCTIONS(portable)
+const Entries* forerun::offered[forerun::NUM_INSTRUCTIONS];
 
 namespace {
 
-#if defined(__x86_64__)
-// Whether the processor multiplies tiles of bfloat16, and the system lets this process do so.
-bool has_tiles() {
-#if defined(__linux__)
-    unsigned a, b, c, d;
-    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d >> 22 & 0b101) != 0b101) return false;  // AMX-BF16, -TILE
-    constexpr long REQUEST = 0x1023, TILE_DATA = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
-    return syscall(SYS_arch_prctl, REQUEST, TILE_DATA) == 0;
-#else
-    return false;
-#endif
-}
-#endif
-
-// The instruction sets that the processor has, a bit for each by its number.
+// The instruction sets that the processor has and this library was compiled for, a bit for each by its number.
 int32_t available() {
-    int32_t found = 1;
-#if defined(__x86_64__)
-    __builtin_cpu_init();
-    const bool half = __builtin_cpu_supports("f16c"), fma = __builtin_cpu_supports("fma");
-    if (!__builtin_cpu_supports("avx2") || !fma || !half) return found;
-    unsigned a = 0, b, c, d;
-    if (!__get_cpuid_count(7, 1, &a, &b, &c, &d)) a = 0;
-    found |= 1 << 1;
-    if (a & 1 << 4) found |= 1 << 2;  // AVX_VNNI
-    for (bool has : {__builtin_cpu_supports("avx512f") != 0, __builtin_cpu_supports("avx512bw") != 0,
-                     __builtin_cpu_supports("avx512vl") != 0, __builtin_cpu_supports("avx512dq") != 0,
-                     __builtin_cpu_supports("avx512vnni") != 0})
-        if (!has) return found;
-    found |= 1 << 3;
-    if (!(a & 1 << 5)) return found;  // AVX512_BF16
-    found |= 1 << 4;
-    if (has_tiles()) found |= 1 << 5;
-#endif
-    return found;
+    int32_t found = 0;
+    for (int32_t which = 0; which < forerun::NUM_INSTRUCTIONS; which++)
+        if (forerun::offered[which]) found |= 1 << which;
+    return found & forerun_processor_instructions();
 }
-int32_t best() { return 31 - __builtin_clz(available()); }
 
 std::atomic<int32_t>& chosen() {
-    static std::atomic<int32_t> which{best()};
+    static std::atomic<int32_t> which{31 - __builtin_clz(available() | 1)};
     return which;
 }
 
-const Entries& entries() {
-#if defined(__x86_64__)
-    switch (chosen().load(std::memory_order_relaxed)) {
-    case 5: return amx::ENTRIES;
-    case 4: return avx512bf16::ENTRIES;
-    case 3: return avx512::ENTRIES;
-    case 2: return avxvnni::ENTRIES;
-    case 1: return avx2::ENTRIES;
-    }
-#endif
-    return portable::ENTRIES;
-}
+const Entries& entries() { return *forerun::offered[chosen().load(std::memory_order_relaxed)]; }
 
 // No exception leaves the library. They are of memory that the system does not give.
 template <class Call> int32_t tried(const Call& call) {
@@ -101,9 +42,8 @@ extern "C" {
 
 int32_t forerun_abi(void) { return FORERUN_ABI; }
 int32_t forerun_instructions(void) { return chosen().load(); }
-int32_t forerun_best_instructions(void) { return best(); }
 int32_t forerun_use_instructions(int32_t which) {
-    if (which < 0 || which > best() || !(available() >> which & 1)) return -1;
+    if (which < 0 || which >= forerun::NUM_INSTRUCTIONS || !(available() >> which & 1)) return -1;
     chosen().store(which);
     return 0;
 }

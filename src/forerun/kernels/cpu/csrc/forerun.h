@@ -3,7 +3,7 @@
 #pragma once
 #include <cstdint>
 
-#define FORERUN_ABI 24
+#define FORERUN_ABI 25
 
 extern "C" {
 
@@ -214,11 +214,11 @@ struct ForerunEagle {
 };
 
 int32_t forerun_abi(void);
-// The instruction set in use: 4 AVX-512 with products of bfloat16, 3 AVX-512 VNNI, 2 AVX2 with AVX-VNNI, 1 AVX2, 0
-// portable; and what the processor has at most.
+// The instruction set in use: 5 AVX-512 with products of bfloat16 by tiles, 4 with products of bfloat16, 3 AVX-512 VNNI, 2
+// AVX2 with AVX-VNNI, 1 AVX2, 0 portable; and those that the processor has, a bit for each by its number.
 int32_t forerun_instructions(void);
-int32_t forerun_best_instructions(void);
-int32_t forerun_use_instructions(int32_t which);  // 0, or -1 where the processor lacks it
+int32_t forerun_processor_instructions(void);
+int32_t forerun_use_instructions(int32_t which);  // 0, or -1 where the processor or this library lacks it
 // The OpenMP runtime's GOMP_parallel, so that its threads are shared; null: threads of this library.
 void forerun_use_openmp(void* gomp_parallel);
 // Bytes that the calling thread keeps to work in.

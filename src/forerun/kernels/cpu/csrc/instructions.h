@@ -28,7 +28,16 @@ struct Entries {
     void (*read)(const uint64_t*, const int64_t*, int64_t, int64_t, int);
     void (*topk)(const float*, int64_t, int64_t, int64_t, int64_t*);
 };
+
+// By their numbers, what the instruction sets that were compiled into this library offer; null: one that was not.
+constexpr int32_t NUM_INSTRUCTIONS = 6;
+extern const Entries* offered[NUM_INSTRUCTIONS];  // null before what initializes any file runs
+struct Offer {
+    Offer(int32_t number, const Entries& entries) { offered[number] = &entries; }
+};
 }  // namespace forerun
+// Make a namespace's kernels those of a number, as the library is loaded.
+#define OFFER(name, number) static const forerun::Offer OFFER_OF_##name(number, name::ENTRIES);
 using forerun::Entries;
 using forerun::half_power;
 using forerun::half_to_float;

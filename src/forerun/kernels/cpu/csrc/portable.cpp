@@ -4,3 +4,4 @@ namespace portable {
 #include "isa/portable.h"
 #include "kernels/all.h"
 }  // namespace portable
+OFFER(portable, 0)

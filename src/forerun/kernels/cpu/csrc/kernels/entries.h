@@ -39,5 +39,5 @@ static void attention(const ForerunAttention* shape, const ForerunRows* rows, co
     forerun::run_in_parallel(attention_body, &c, threads);
 }
 
-extern const Entries ENTRIES;
-const Entries ENTRIES{linear, forward_layers, head, attention, eagle, fuse, context, greedy_chains, argmax, read, topk};
+static const Entries ENTRIES{linear, forward_layers, head, attention, eagle, fuse, context, greedy_chains, argmax, read,
+                             topk};
