@@ -1,12 +1,15 @@
-"""How threads share a loop: a slow one holds up the others by little. The header alone is compiled, into a program."""
+"""How threads share a loop: a slow one holds up the others by little, and calls that would wait for it take fewer. The
+header alone is compiled, into a program."""
 
 from __future__ import annotations
 
 import subprocess
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
+from forerun.errors import NativeUnavailableError
 from forerun.kernels.cpu.compiler import SOURCES, find_compiler
 
 PROGRAM = r"""
@@ -14,6 +17,7 @@ PROGRAM = r"""
 #include <cstdio>
 #include <cstdlib>
 #include <deque>
+#include <string>
 using namespace forerun;
 
 // A loop in imagined time: a unit takes 1, of the first thread `slowness`. Prints when it ends, and what the first did.
@@ -55,14 +59,82 @@ void body(void* data) {
     }
 }
 
+// Calls in imagined time, of `ms` with all threads: prints when each begins, and how many threads it takes. Until `end`
+// one of them is late by a time slice of 4 ms.
+void pace_calls(int threads, double ms, double end, double whole) {
+    Pace pace;
+    Clock::time_point now{};
+    for (double time = 0; time < whole;) {
+        const int taken = pace.threads(threads, now);
+        const double late = taken == threads && time < end ? 4 : 0, span = ms * threads / taken + late;
+        printf("%g %d ", time, taken);
+        time += span;
+        now += std::chrono::nanoseconds((int64_t)(1e6 * span));
+        if (taken > 1) pace.judge(span / 1e3, late / 1e3, now);
+    }
+}
+
+// Small calls, of random numbers of threads, by several callers at once. Prints the units that were done.
+struct Counted {
+    Team team;
+    std::atomic<int64_t> units{0};
+};
+void count(void* data) {
+    Counted& c = *(Counted*)data;
+    Member member(c.team);
+    for (int loop = 1; loop < 4; loop++)
+        for ([[maybe_unused]] const int64_t unit : member.each(7 * loop)) c.units++;
+}
+void call_often(int callers, int64_t calls) {
+    std::vector<std::thread> all;
+    std::atomic<int64_t> units{0};
+    for (int caller = 0; caller < callers; caller++)
+        all.emplace_back([&units, calls, caller] {
+            unsigned random = caller;
+            for (int64_t call = 0; call < calls; call++) {
+                random = random * 1103515245 + 12345;
+                Counted counted{Team(1 + (random >> 16) % 5)};
+                run_in_parallel(count, &counted, counted.team);
+                units += counted.units;
+                if (random % 64 == 0) std::this_thread::sleep_for(std::chrono::microseconds(random >> 16 & 255));
+            }
+        });
+    for (std::thread& caller : all) caller.join();
+    printf("%lld\n", (long long)units);
+}
+
+// Prints the threads of calls: of one whose second thread comes back late, of the next, and of one after a pause.
+struct Late {
+    Team team;
+    std::thread::id caller;
+};
+void come_late(void* data) {
+    Late& c = *(Late*)data;
+    if (std::this_thread::get_id() != c.caller) std::this_thread::sleep_for(std::chrono::milliseconds(20));
+}
+void call_late() {
+    for (int call = 0; call < 3; call++) {
+        Late late{Team(2), std::this_thread::get_id()};
+        printf("%d\n", late.team.threads);
+        if (call == 0) run_in_parallel(come_late, &late, late.team);
+        if (call == 1) std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    }
+}
+
 int main(int, char** arguments) {
+    const std::string what = arguments[1];
     const int threads = atoi(arguments[2]);
-    const int64_t units = atoll(arguments[3]);
-    if (arguments[1][0] == 'i') {
-        imagine(threads, units, atof(arguments[4]));
+    if (what == "imagined") {
+        imagine(threads, atoll(arguments[3]), atof(arguments[4]));
+    } else if (what == "pace") {
+        pace_calls(threads, atof(arguments[3]), atof(arguments[4]), atof(arguments[5]));
+    } else if (what == "often") {
+        call_often(threads, atoll(arguments[3]));
+    } else if (what == "late") {
+        call_late();
     } else {
-        Held held{Team(threads), units};
-        run_in_parallel(body, &held, threads);
+        Held held{Team(threads), atoll(arguments[3])};
+        run_in_parallel(body, &held, held.team);
     }
     fflush(stdout);
     _Exit(0);  // threads of the pool wait for ever
@@ -70,16 +142,20 @@ int main(int, char** arguments) {
 """
 
 
-@pytest.fixture(scope="module")
-def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def compiled(folder: Path, *flags: str) -> Path:
     compiler = find_compiler()
     if compiler is None:
         pytest.skip("there is no C++ compiler")
-    source = tmp_path_factory.mktemp("parallel") / "program.cpp"
+    source = folder / "program.cpp"
     source.write_text(PROGRAM)
     made = source.with_suffix("")
-    compiler.call([["-std=c++17", "-pthread", f"-I{SOURCES}", "-o", str(made), str(source)]], 120)
+    compiler.call([["-std=c++17", "-pthread", f"-I{SOURCES}", *flags, "-o", str(made), str(source)]], 120)
     return made
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return compiled(tmp_path_factory.mktemp("parallel"))
 
 
 def run(program: Path, *arguments: object) -> list[float]:
@@ -101,3 +177,50 @@ def test_a_slow_thread_holds_up_the_others_by_a_unit_of_its_own(program: Path, t
 def test_others_do_all_that_a_suspended_thread_has_not_claimed(program: Path, threads: int, units: int) -> None:
     (claimed,) = run(program, "held", threads, units)
     assert claimed <= max(1, units / (4 * threads))
+
+
+def paced(program: Path, threads: int, ms: float, late_until: float, end: float) -> list[tuple[float, int]]:
+    numbers = run(program, "pace", threads, ms, late_until, end)
+    return [(start, int(taken)) for start, taken in zip(numbers[::2], numbers[1::2], strict=True)]
+
+
+@pytest.mark.parametrize("threads", [2, 4, 16])
+def test_beside_a_program_that_stays_few_calls_wait(program: Path, threads: int) -> None:
+    calls = paced(program, threads, 2, 10_000, 10_000)
+    assert {taken for _, taken in calls} == {threads, threads - 1}
+    late = [start for start, taken in calls if taken == threads]
+    pauses = [later - start for start, later in pairwise(late)]
+    assert len(late) < 60 and 256 <= max(pauses) < 272
+    assert min(pauses[8:]) >= 256
+
+
+def test_all_threads_compute_again_when_the_program_is_gone(program: Path) -> None:
+    calls = paced(program, 2, 2, 1_000, 3_000)
+    assert all(taken == 2 for start, taken in calls if start > 1_000 + 256 + 4)
+    again = paced(program, 2, 2, 0, 100)
+    assert all(taken == 2 for _, taken in again)
+
+
+def test_calls_that_are_long_beside_their_waits_take_all_threads(program: Path) -> None:
+    assert {taken for _, taken in paced(program, 2, 9, 1_000, 1_000)} == {2}
+
+
+def test_a_call_after_a_late_thread_takes_one_less_until_a_pause_is_over(program: Path) -> None:
+    found = [run(program, "late", 2) for _ in range(5)]
+    assert [2, 1, 2] in found  # others see the pause pass between two calls, where the system is busy
+    assert {tuple(each) for each in found} <= {(2, 1, 2), (2, 2, 2)}
+
+
+@pytest.mark.parametrize("callers", [1, 3])
+def test_small_calls_of_several_callers_all_end(program: Path, callers: int) -> None:
+    assert run(program, "often", callers, 3000) == [callers * 3000 * 7 * (1 + 2 + 3)]
+
+
+def test_thread_sanitizer_finds_no_race(tmp_path: Path) -> None:
+    try:
+        program = compiled(tmp_path, "-fsanitize=thread", "-g")
+        run(program, "pace", 2, 1, 0, 1)
+    except (NativeUnavailableError, subprocess.CalledProcessError) as failure:
+        pytest.skip(f"there is no ThreadSanitizer here: {failure}")
+    assert run(program, "often", 3, 300) == [3 * 300 * 7 * (1 + 2 + 3)]
+    run(program, "held", 3, 36)

@@ -162,7 +162,7 @@ inline int64_t pack_blocks(int32_t kind, int64_t out, int64_t in, const uint8_t*
 #define FORMAT(name, ...) body_of<FORERUN_##name>(),
 #include "weight_formats.h"
     };
-    run_in_parallel(bodies[kind - FORERUN_INT8], &call, threads);
+    run_in_parallel(bodies[kind - FORERUN_INT8], &call, team);
     const int64_t bad = call.bad.load();
     return bad < out ? bad + 1 : 0;
 }

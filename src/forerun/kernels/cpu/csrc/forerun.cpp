@@ -65,7 +65,7 @@ void forerun_pack(int32_t kind, int64_t out, int64_t in, int64_t span, const voi
                   const void* behind, void* packed, int32_t threads) {
     forerun::Team team(threads);
     forerun::Packing call{kind, out, in, span, numbers, scales, behind, (uint8_t*)packed, &team};
-    forerun::run_in_parallel(forerun::pack_body, &call, threads);
+    forerun::run_in_parallel(forerun::pack_body, &call, team);
 }
 int64_t forerun_pack_blocks(int32_t kind, int64_t out, int64_t in, const uint8_t* blocks, int64_t row_bytes,
                             const int64_t* order, void* packed, int32_t threads) {
@@ -75,7 +75,7 @@ void forerun_unpack_words(const uint32_t* words, int64_t rows, int64_t columns, 
                           int32_t of_outputs, uint8_t* values, int32_t threads) {
     forerun::Team team(threads);
     forerun::WordUnpacking call{words, rows, columns, row_stride, column_stride, of_outputs != 0, values, &team};
-    forerun::run_in_parallel(forerun::unpack_words_body, &call, threads);
+    forerun::run_in_parallel(forerun::unpack_words_body, &call, team);
 }
 void forerun_unpack(const ForerunLinear* linear, const int64_t* rows, int64_t n, float* numbers) {
     forerun::unpack(*linear, rows, n, numbers);

@@ -3,9 +3,12 @@
 // Every thread runs the same function. The units of its loops are divided into shares, one for each thread, which claims
 // parts of its own and, once that is done, of the others'. So a thread reads weights that follow each other and writes to
 // no line of memory that others write to, until the end. A loop is over when all of its units are done, not when all
-// threads have arrived: a thread that the system does not run holds up the others by what it has claimed.
+// threads have arrived: a thread that the system does not run holds up the others by what it has claimed. A call ends when
+// all have returned, though. Where that takes long, because another program wants a processor, calls that follow take
+// fewer threads.
 #pragma once
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <exception>
@@ -24,17 +27,60 @@ inline void spin() {
 #endif
 }
 
+typedef std::chrono::steady_clock Clock;
+typedef std::chrono::duration<double> Seconds;
+
+// How many threads the calls of a thread take: one less after a call that waited for most of its time, more again after a
+// pause. Pauses grow while calls with all threads wait, so that a program that stays costs little.
+class Pace {
+  public:
+    int threads(int most, Clock::time_point now) {
+        if (fewer_ && now >= until_) {
+            fewer_ /= 2;
+            pause_until(now);
+        }
+        return most > fewer_ ? most - fewer_ : 1;
+    }
+
+    // taken, waited: seconds of a call with several threads that ends now.
+    void judge(double taken, double waited, Clock::time_point now) {
+        constexpr double NOISE = 2e-4, SHORTEST = 4e-3, LONGEST = 256e-3;  // SHORTEST: a time slice of Linux
+        if (waited > NOISE && waited > taken / 2) {
+            fewer_++;
+            pause_ = 2 * pause_ + SHORTEST < LONGEST ? 2 * pause_ + SHORTEST : LONGEST;
+            pause_until(now);
+        } else if (!fewer_) {
+            pause_ = pause_ > taken ? pause_ - taken : 0;
+        }
+    }
+
+  private:
+    void pause_until(Clock::time_point now) { until_ = now + std::chrono::duration_cast<Clock::duration>(Seconds(pause_)); }
+
+    int fewer_ = 0;
+    double pause_ = 0;
+    Clock::time_point until_;
+};
+
+// This thread's, whose calls have OpenMP threads of their own.
+inline Pace& pace() {
+    static thread_local Pace own;
+    return own;
+}
+
 // A thread's share of a loop, from which the others claim too once theirs is done.
 struct alignas(64) Share {
     std::atomic<uint64_t> ticket{0};  // the last loop in which one claimed here << 32 | units claimed in it
 };
 
 struct Team {
-    int threads;
+    const int threads;
     std::vector<Share> shares;
     alignas(64) std::atomic<uint64_t> done{0};  // units of all loops
     alignas(64) std::atomic<int> arrived{0};
-    explicit Team(int threads) : threads(threads), shares(threads) {}
+    std::atomic<double> waited{0};  // seconds of the member that has waited longest
+    // most: threads, unless other programs want the processors.
+    explicit Team(int most) : threads(pace().threads(most, Clock::now())), shares(threads) {}
 };
 
 // Units that follow each other; none where both are the same.
@@ -118,15 +164,23 @@ class Member {
 
     void close() {
         if (team_.threads == 1) return;
-        for (int turn = 0; team_.done.load(std::memory_order_acquire) < target_; turn++) {
-            if (turn < 4096)
-                spin();
-            else
-                sched_yield();
+        for (int turn = 0; !is_over(); turn++) {
+            if (turn == 4096) return wait();
+            spin();
         }
     }
 
   private:
+    bool is_over() const { return team_.done.load(std::memory_order_acquire) >= target_; }
+
+    // Let others run until the loop is over.
+    __attribute__((noinline, cold)) void wait() {
+        const Clock::time_point begin = Clock::now();
+        while (!is_over()) sched_yield();
+        waited_ += Seconds(Clock::now() - begin).count();
+        if (waited_ > team_.waited) team_.waited = waited_;  // of two at once, either
+    }
+
     Part claim_of(int64_t index) {
         const int64_t begin = units_ * index / team_.threads, end = units_ * (index + 1) / team_.threads;
         std::atomic<uint64_t>& share = team_.shares[index].ticket;
@@ -150,6 +204,7 @@ class Member {
     const int64_t index_;
     uint64_t number_ = 0, target_ = 0;
     int64_t units_ = 0, claimed_ = 0, passed_ = 0;
+    double waited_ = 0;
 };
 
 // Threads of this library, for where no OpenMP runtime is shared. They spin briefly, then sleep.
@@ -223,10 +278,26 @@ inline Pool& pool() {
     return *made;
 }
 
-inline void run_in_parallel(void (*body)(void*), void* data, int threads) {
-    if (threads <= 1) return body(data);
-    if (GompParallel openmp = shared_openmp().load()) return openmp(body, data, (unsigned)threads, 0);
-    pool().run(body, data, threads);
+inline void run_in_parallel(void (*body)(void*), void* data, Team& team) {
+    if (team.threads == 1) return body(data);
+    struct Call {
+        void (*body)(void*);
+        void* data;
+        const Pace* caller;
+        Clock::time_point done;  // by the caller
+    } call{body, data, &pace(), {}};
+    const auto enter = [](void* entered) {
+        Call& c = *(Call*)entered;
+        c.body(c.data);
+        if (&pace() == c.caller) c.done = Clock::now();
+    };
+    const Clock::time_point begin = Clock::now();
+    if (GompParallel openmp = shared_openmp().load())
+        openmp(enter, &call, (unsigned)team.threads, 0);
+    else
+        pool().run(enter, &call, team.threads);
+    const Clock::time_point end = Clock::now();
+    pace().judge(Seconds(end - begin).count(), team.waited + Seconds(end - call.done).count(), end);
 }
 
 }  // namespace forerun

@@ -40,7 +40,7 @@ static void context(const ForerunModel* m, const float* norm, const ForerunRows*
     space.want(c.keys, n * narrow);
     space.want(c.values, n * narrow);
     space.allocate();
-    forerun::run_in_parallel(context_body, &call, threads);
+    forerun::run_in_parallel(context_body, &call, team);
 }
 
 struct ChainsCall {
@@ -101,5 +101,5 @@ static void greedy_chains(const ForerunLinear* after, const float* before, const
         c.starts[t] = start;
         c.longest = lengths[t] > c.longest ? lengths[t] : c.longest;
     }
-    forerun::run_in_parallel(chains_body, &c, threads);
+    forerun::run_in_parallel(chains_body, &c, team);
 }

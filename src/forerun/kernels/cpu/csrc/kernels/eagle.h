@@ -94,7 +94,7 @@ static void eagle(const ForerunEagle* h, const ForerunRows* rows, const float* e
     space.want(e.output.x, num_wanted * m->hidden);
     space.allocate();
     e.embedding.x = const_cast<float*>(embeddings);
-    forerun::run_in_parallel(eagle_body, &e, threads);
+    forerun::run_in_parallel(eagle_body, &e, team);
 }
 
 struct FuseCall {
@@ -131,5 +131,5 @@ static void fuse(const ForerunLinear* w, const float* norms, int32_t parts, floa
     forerun::plan_input(space, call.in, n, w->in_features, {w});
     space.want(call.in.x, n * w->in_features);
     space.allocate();
-    forerun::run_in_parallel(fuse_body, &call, threads);
+    forerun::run_in_parallel(fuse_body, &call, team);
 }

@@ -36,7 +36,7 @@ static void attention(const ForerunAttention* shape, const ForerunRows* rows, co
     space.want(c.rotated, (int64_t)rows->num_rows * shape->num_heads * shape->key_width);
     space.allocate();
     c.attention = attention_of(shape, rows, c.plan, c.rotated, out);
-    forerun::run_in_parallel(attention_body, &c, threads);
+    forerun::run_in_parallel(attention_body, &c, team);
 }
 
 static const Entries ENTRIES{linear, forward_layers, head, attention, eagle, fuse, context, greedy_chains, argmax, read,

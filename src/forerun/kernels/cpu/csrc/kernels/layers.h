@@ -267,7 +267,7 @@ static void forward_layers(const ForerunModel* m, const ForerunRows* rows, int32
     c.team = &team;
     plan_layers(space, c);
     space.allocate();
-    forerun::run_in_parallel(forward_layers_body, &c, threads);
+    forerun::run_in_parallel(forward_layers_body, &c, team);
     for (int32_t s = 0; rows->states && s <= rows->sequence[rows->num_rows - 1]; s++) {
         int32_t& folded = *rows->states[s].folded;
         if (rows->states[s].num_pending && first <= folded && last > folded) folded = last;

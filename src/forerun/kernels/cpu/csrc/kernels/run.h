@@ -47,7 +47,7 @@ static void linear(const ForerunLinear* w, const float* x, int64_t n, const floa
     forerun::plan_input(space, call.in, n, w->in_features, {w});
     space.allocate();
     call.in.x = const_cast<float*>(x);
-    forerun::run_in_parallel(linear_body, &call, threads);
+    forerun::run_in_parallel(linear_body, &call, team);
 }
 
 struct ReadCall {
@@ -119,5 +119,5 @@ static void head(const ForerunModel* model, int64_t n, float* x, float* logits, 
     forerun::plan_input(space, call.in, n, model->hidden, {&model->head});
     space.allocate();
     call.in.x = x;
-    forerun::run_in_parallel(head_body, &call, threads);
+    forerun::run_in_parallel(head_body, &call, team);
 }
