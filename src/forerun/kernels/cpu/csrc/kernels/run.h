@@ -77,7 +77,7 @@ FN void read_body(void* data) {
 static void read(const uint64_t* addresses, const int64_t* bytes, int64_t n, int64_t distance, int threads) {
     forerun::Team team(threads);
     ReadCall call{addresses, bytes, n, distance, &team};
-    forerun::run_in_parallel(read_body, &call, threads);
+    forerun::run_in_parallel(read_body, &call, team);
 }
 
 // The logits of rows that are normed.
