@@ -33,6 +33,8 @@ _ROWS = (1, 2, 4)
 _TRIED_BYTES = 64 << 20
 """Of weights of one kind: more than the caches of most processors hold. Of smaller models they are not tried."""
 _ROUNDS = 4
+_SECONDS = 0.1
+"""After which no third round begins."""
 _TOLERANCE = 0.01
 """Part by which another distance than the kernels' own must be faster."""
 
@@ -66,7 +68,8 @@ def choose_distances(library: Library, layers: Iterable[NativeLinear]) -> None:
     known = known_distances(library)
     of_kind = defaultdict[int, list[NativeLinear]](list)
     for layer in layers:
-        of_kind[layer.kind].append(layer)
+        if not layer.is_on_disk:
+            of_kind[layer.kind].append(layer)
     for name, kind in WEIGHT_KINDS.items():
         if name not in known and sum(layer.nbytes for layer in of_kind[kind]) >= _TRIED_BYTES:
             known[name] = _tried(library, of_kind[kind])
@@ -114,7 +117,9 @@ def _tried(library: Library, layers: Sequence[NativeLinear]) -> list[int]:
 
     chosen = []
     for rows in _ROWS:
-        rounds = [[seconds(rows, distance) for distance in DISTANCES] for _ in range(_ROUNDS)]
+        rounds = list[list[float]]()
+        while len(rounds) < 2 or len(rounds) < _ROUNDS and sum(map(sum, rounds)) < _SECONDS:
+            rounds.append([seconds(rows, distance) for distance in DISTANCES])
         times = dict(zip(DISTANCES, map(min, zip(*rounds, strict=True)), strict=True))
         best = min(times, key=times.__getitem__)
         chosen.append(best if times[best] < (1 - _TOLERANCE) * times[DISTANCES[0]] else DISTANCES[0])

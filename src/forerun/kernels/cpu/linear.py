@@ -124,6 +124,7 @@ class NativeLinear(nn.Module):
     Attributes:
         struct: the layer in the library's form.
         packed: uint8, the weight as kernels read it.
+        is_on_disk: it lies in a file, of which memory holds a part.
         nbytes: of the packed weight, scales included.
         bias: float32, whole blocks long, or None.
 
@@ -145,6 +146,7 @@ class NativeLinear(nn.Module):
         elif isinstance(weight, QuantizedWeight) and isinstance(weight.zero, Tensor):
             halves, factor = _in_float16(weight.scale)
             weight = replace(weight, scale=halves)
+        self.is_on_disk = _folder.get() is not None
         self.packed = _packed(library, self.kind, weight, self._span)
         self._scales = None if factor is None else _padded(factor)
         self.bias = None if bias is None else _padded(bias.detach())

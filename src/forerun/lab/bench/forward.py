@@ -128,7 +128,8 @@ def _measured(
     caches = {kind: filled(each, cached) for kind, each in models.items()}
     steps: dict[tuple[str, int], Callable[[], object]] = {}
     decoder = model.decoder
-    weights = [each.packed for each in decoder.linear_layers()] if isinstance(decoder, NativeDecoder) else []
+    layers = decoder.linear_layers() if isinstance(decoder, NativeDecoder) else []
+    weights = [each.packed for each in layers if not each.is_on_disk]
     if isinstance(decoder, NativeDecoder):
         steps[READING, 0] = reader(decoder.library, weights)
     reference = Reference(name, dtype) if others and dtype in DTYPES else None

@@ -63,6 +63,7 @@ FN void read_body(void* data) {
     forerun::Member member(*c.team);
     constexpr int64_t LINE = 64, UNIT = 256 * LINE;
     for (int64_t i = 0; i < c.n; i++) {
+        if (c.bytes[i] < UNIT) continue;
         const uint8_t* from = (const uint8_t*)c.addresses[i];
         W all[4] = {w_load(from), w_load(from), w_load(from), w_load(from)};
         for (const auto [first, last] : member.parts(c.bytes[i] / UNIT))
