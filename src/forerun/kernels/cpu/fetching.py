@@ -118,7 +118,7 @@ def _tried(library: Library, layers: Sequence[NativeLinear]) -> list[int]:
     chosen = []
     for rows in _ROWS:
         rounds = list[list[float]]()
-        while len(rounds) < 2 or len(rounds) < _ROUNDS and sum(map(sum, rounds)) < _SECONDS:
+        while len(rounds) < 2 or (len(rounds) < _ROUNDS and sum(map(sum, rounds)) < _SECONDS):
             rounds.append([seconds(rows, distance) for distance in DISTANCES])
         times = dict(zip(DISTANCES, map(min, zip(*rounds, strict=True)), strict=True))
         best = min(times, key=times.__getitem__)
