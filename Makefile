@@ -124,7 +124,7 @@ clients: $(STAMP)
 	TORCH='$(TORCH)' $(BIN)/python tests/clients/run.py $(ARGS)
 
 bench: $(STAMP)
-	$(BIN)/forerun bench forward --others
+	$(BIN)/forerun bench forward --dtypes float32,bfloat16 --others
 	$(BIN)/forerun bench generate --model bundled
 
 clean:

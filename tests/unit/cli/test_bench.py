@@ -16,6 +16,7 @@ from fake_peers import fake_interpreter
 from families import make_family
 from forerun.cli.bench import replay, shared
 from forerun.errors import ConfigError
+from forerun.kernels.cpu import native
 from forerun.lab.bench import acceptance as acceptance_rate, forward as roofline, generate
 from forerun.lab.bench.acceptance import AcceptanceRow
 from forerun.lab.bench.compare import MethodRow
@@ -24,6 +25,8 @@ from forerun.lab.bench.peers import run as plan
 from forerun.lab.bench.random_model import SHAPES, Shape
 from forerun.lab.bench.tables import Table
 from forerun.lab.results.files import load_results, save_results
+from gguf_files import write_gguf
+from gguf_models import tiny
 from measured import SUFFIX, generated
 
 from .conftest import Invoke
@@ -94,6 +97,24 @@ def test_random_models_are_named_by_their_shape(invoke: Invoke, monkeypatch: pyt
     assert "weights MB" in result.stdout and "transformers," not in result.stdout
     found = json.loads(invoke("bench", "forward", "--model", "random:tiny", "--json", "-", *few).stdout)
     assert found["target"]["name"] == "random:tiny" and found["target"]["random_weights"] is True
+
+
+def test_forwards_are_of_the_weights_as_the_file_has_them(
+    invoke: Invoke, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    if native() is None:
+        pytest.skip("there are no native kernels here")
+    monkeypatch.setattr(roofline, "READ_MIB", 1)
+    file = tmp_path / "file.gguf"
+    write_gguf(file, tiny("llama"), "Q8_0")
+    few = ["bench", "forward", "--model", str(file), "--rows", "1", "--rounds", "1"]
+    for dtypes in ([], ["--dtypes", "Q8_0"]):
+        found = json.loads(invoke(*few, "--json", "-", *dtypes).stdout)
+        assert found["target"]["number_format"] == "Q8_0"
+        assert {figure["labels"]["dtype"] for figure in found["figures"]} == {"Q8_0"}
+    refused = invoke(*few, "--dtypes", "Q4_K_M")
+    assert refused.exit_code == 2
+    assert "--dtypes has 'Q4_K_M', but the weights of file.gguf are stored as Q8_0. Give 'stored'" in refused.stderr
 
 
 def test_a_replay_says_what_it_measured(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
