@@ -115,7 +115,7 @@ report: $(STAMP)
 	$(BIN)/python -m tools.picture benchmarks/demo-smollm2.json docs/images/demo.svg
 
 measure: $(STAMP)
-	FORERUN=$(BIN)/forerun benchmarks/measure.sh $(ARGS)
+	FORERUN=$(BIN)/forerun PYTHON=$(BIN)/python benchmarks/measure.sh $(ARGS)
 
 scale: $(STAMP)
 	TORCH='$(TORCH)' tests/scale.sh $(abspath $(BIN))/python

@@ -27,7 +27,7 @@ from forerun.lab.bench.tables import Table
 from forerun.lab.results.files import load_results, save_results
 from gguf_files import write_gguf
 from gguf_models import tiny
-from measured import SUFFIX, generated
+from measured import QUIET, SUFFIX, beside_others, generated
 
 from .conftest import Invoke
 
@@ -72,7 +72,7 @@ def test_lines_of_the_tables() -> None:
         ["generate", "--num-prompts", "0"],
         ["peers"],
         ["peers", "--peer", "vllm=python"],
-        ["peers", "--peer", "openvino=/none"],
+        ["peers", "--peer", "forerun=/none:model=m"],
         ["peers", "--peer", "transformers=/none", "--prompts", "no-such"],
         ["generate", "--num-draft-tokens", "a"],
         ["generate", "--num-draft-tokens", "auto,0"],
@@ -210,15 +210,21 @@ def test_pictures_of_results(invoke: Invoke, tmp_path: Path) -> None:
 
 
 def test_the_main_figures_are_put_between_marks(invoke: Invoke, tmp_path: Path) -> None:
-    save_results(generated(), tmp_path / "new.json")
+    save_results(beside_others(), tmp_path / "new.json")
     page = tmp_path / "page.md"
-    marks = "<!-- figures: speed, made by make report -->\nold\n<!-- end of figures -->"
+    marks = "<!-- figures: engines, made by make report -->\nold\n<!-- end of figures -->"
     page.write_text(f"# Mine\n\n{marks}\n\nBelow.\n")
     for _ in range(2):
         assert invoke("bench", "report", str(tmp_path / "new.json"), "--into", str(page)).exit_code == 0
         text = page.read_text()
         assert text.startswith("# Mine\n") and text.endswith("\n\nBelow.\n") and "old" not in text
-        assert "| bundled, bfloat16: mine.jsonl | suffix | – | 2.00 [1.80, 2.10] | – |" in text
+        assert (
+            "| m, forerun Q4_K_M | 20.0 [19.0, 21.0] | 40.0 [39.0, 41.0], suffix | 100 [90, 110] | identical |" in text
+        )
+        theirs = "10.0 [9.0, 11.0] | 15.0 [14.0, 16.0], draft model | 200 [190, 210] | 1 of 4; first 7 tokens |"
+        assert f"| m, llama.cpp | {theirs}" in text
+        assert "| m, openvino | left out: no such file | – | – | – |" in text
+        assert f"forerun 1; llama.cpp b1; {QUIET.processor}, {QUIET.threads} threads, " in text
     for content, reason in (("", "none of the lines"), (marks * 2, "once"), (marks[:50], "once")):
         page.write_text(content)
         refused = invoke("bench", "report", str(tmp_path / "new.json"), "--into", str(page))
