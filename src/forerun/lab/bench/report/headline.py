@@ -73,7 +73,7 @@ def _engine_rows(results: Results) -> Iterator[list[str]]:
     left out, with the reason."""
     assert results.target is not None
     model = results.target.name.removesuffix(".gguf")
-    for engine in dict.fromkeys(str(each.labels["peer"]) for each in results.figures):
+    for engine in (peer["name"] for peer in results.details["peers"]):
         methods: dict[str, dict[str, Figure]] = {}
         for each in results.figures:
             if each.labels["peer"] == engine:
