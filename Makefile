@@ -115,7 +115,7 @@ report: $(STAMP)
 	$(BIN)/python -m tools.picture benchmarks/demo-smollm2.json docs/images/demo.svg
 
 measure: $(STAMP)
-	FORERUN=$(BIN)/forerun benchmarks/measure.sh $(ARGS)
+	FORERUN=$(BIN)/forerun PYTHON=$(BIN)/python benchmarks/measure.sh $(ARGS)
 
 scale: $(STAMP)
 	TORCH='$(TORCH)' tests/scale.sh $(abspath $(BIN))/python
@@ -124,7 +124,7 @@ clients: $(STAMP)
 	TORCH='$(TORCH)' $(BIN)/python tests/clients/run.py $(ARGS)
 
 bench: $(STAMP)
-	$(BIN)/forerun bench forward --others
+	$(BIN)/forerun bench forward --dtypes float32,bfloat16 --others
 	$(BIN)/forerun bench generate --model bundled
 
 clean:

@@ -3,6 +3,7 @@
 #
 #   benchmarks/measure.sh           all of them
 #   benchmarks/measure.sh NAME...   some: demo bundled smollm2 forward serve quality tune audit
+#   MODELS=FOLDER LLAMA_CPP=FOLDER OPENVINO=PYTHON benchmarks/measure.sh peers   (not of "all"; docs/peers.md)
 #
 # They are meant for a machine that does nothing else meanwhile; reports warn where it did. FORERUN says which forerun
 # (forerun), THREADS how many threads (2). QUICK=1 measures a tenth as much, for a look; do not commit what it writes.
@@ -47,11 +48,25 @@ audit() {  # is the text the same?
     OMP_NUM_THREADS=1 "$FORERUN" audit bundled --quick --results benchmarks/audit-bundled.json
     OMP_NUM_THREADS=$THREADS "$FORERUN" audit smollm2 --results benchmarks/audit-smollm2.json
 }
+peers() {  # other engines on published files, which lie in MODELS; eight minutes
+    coder=${MODELS:?docs/peers.md says which files}/qwen2.5-coder
+    beside coder-1.5b 3 "$coder-1.5b-instruct-q4_k_m.gguf" ":draft=$coder-0.5b-instruct-q4_k_m.gguf"
+    beside coder-0.5b 4 "$coder-0.5b-instruct-q4_k_m.gguf"
+    beside smollm2 4 smollm2
+}
+beside() {  # NAME PROMPTS MODEL [options of llama.cpp]
+    if [ "${QUICK:-}" ]; then prompts=1; else prompts=$2; fi
+    "$FORERUN" bench peers --model "$3" --prompts benchmarks/peers.jsonl --num-prompts "$prompts" --max-tokens 128 \
+        --peer "forerun=${PYTHON:-python3}:instructions=avx2" \
+        --peer "llama.cpp=${LLAMA_CPP:-build/llama.cpp/bin}${4:-}" \
+        --peer "openvino=${OPENVINO:-python3}" --peer "transformers=${PYTHON:-python3}:lookup=none" \
+        --threads "$THREADS" --json "benchmarks/peers-$1.json"
+}
 
 for name in "${@:-all}"; do
     case $name in
         all) demo; bundled; smollm2; forward; serve; quality; tune; audit ;;
-        demo | bundled | smollm2 | forward | serve | quality | tune | audit) "$name" ;;
-        *) echo "measure.sh: there is no '$name'; there are demo, bundled, smollm2, forward, serve, quality, tune, audit" >&2; exit 2 ;;
+        demo | bundled | smollm2 | forward | serve | quality | tune | audit | peers) "$name" ;;
+        *) echo "measure.sh: there is no '$name'; there are demo, bundled, smollm2, forward, serve, quality, tune, audit, peers" >&2; exit 2 ;;
     esac
 done

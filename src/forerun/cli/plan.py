@@ -81,10 +81,11 @@ def _memory(made: SpeculationPlan) -> Iterator[str]:
     """Yield the memory of target, draft and machine, as far as it is known."""
     memory = made.memory
     cache = "cache unknown" if memory.target_cache is None else f"cache {size_text(memory.target_cache)}"
-    yield f"target {size_text(memory.target_weights)}, {cache}"
-    if memory.draft_weights is not None:
+    yield f"target {size_text(memory.target_weights)} in {made.target.number_format}, {cache}"
+    if made.draft is not None and memory.draft_weights is not None:
         beside = "" if memory.draft_cache is None else f", cache {size_text(memory.draft_cache)}"
-        yield f"draft {size_text(memory.draft_weights)}{beside} ({100 * memory.draft_share:.1f} % more)"
+        weights = f"{size_text(memory.draft_weights)} in {made.draft.number_format}"
+        yield f"draft {weights}{beside} ({100 * memory.draft_share:.1f} % more)"
     if memory.available is not None:
         yield f"there are {size_text(memory.available)}"
 

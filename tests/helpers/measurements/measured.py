@@ -96,6 +96,32 @@ def generated(
     )
 
 
+def beside_others() -> Results:
+    """forerun, llama.cpp whose look-up is slower than its draft model, and an engine that was left out."""
+    figures = []
+    for peer, drafter, speed, first, same in (
+        ("forerun Q4_K_M", "plain", 20.0, 0.1, 1.0),
+        ("forerun Q4_K_M", "suffix", 40.0, 0.1, 1.0),
+        ("llama.cpp", "plain", 10.0, 0.2, 0.25),
+        ("llama.cpp", "prompt lookup", 12.0, 0.2, 0.25),
+        ("llama.cpp", "draft model", 15.0, 0.2, 0.25),
+    ):
+        labels = {"method": f"{peer}, {drafter}", "peer": peer, "drafter": drafter}
+        figures += [
+            Figure("tokens_per_second", labels, speed, speed - 1, speed + 1, 4),
+            Figure("decoding", labels, speed, speed - 1, speed + 1, 4),
+            Figure("first_token", labels, first, first - 0.01, first + 0.01, 4),
+            Figure("same_as_forerun", labels, same, samples=4),
+            Figure("shared_prefix", labels, 7.0, samples=4),
+        ]
+    details = {
+        "peers": [{"name": "forerun Q4_K_M", "version": "forerun 1"}, {"name": "llama.cpp", "version": "llama.cpp b1"}],
+        "left_out": [{"peer": "openvino", "reason": "no such file"}],
+    }
+    target = TargetFacts("m.gguf", "Q4_K_M")
+    return Results("peers", "forerun bench peers", QUIET, target, figures=figures, details=details)
+
+
 def forwards() -> Results:
     """One forward of 1, 4 and 8 rows beside the roofline."""
     figures = [

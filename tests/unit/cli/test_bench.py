@@ -16,6 +16,7 @@ from fake_peers import fake_interpreter
 from families import make_family
 from forerun.cli.bench import replay, shared
 from forerun.errors import ConfigError
+from forerun.kernels.cpu import native
 from forerun.lab.bench import acceptance as acceptance_rate, forward as roofline, generate
 from forerun.lab.bench.acceptance import AcceptanceRow
 from forerun.lab.bench.compare import MethodRow
@@ -24,7 +25,9 @@ from forerun.lab.bench.peers import run as plan
 from forerun.lab.bench.random_model import SHAPES, Shape
 from forerun.lab.bench.tables import Table
 from forerun.lab.results.files import load_results, save_results
-from measured import SUFFIX, generated
+from gguf_files import write_gguf
+from gguf_models import tiny
+from measured import QUIET, SUFFIX, beside_others, generated
 
 from .conftest import Invoke
 
@@ -69,7 +72,7 @@ def test_lines_of_the_tables() -> None:
         ["generate", "--num-prompts", "0"],
         ["peers"],
         ["peers", "--peer", "vllm=python"],
-        ["peers", "--peer", "openvino=/none"],
+        ["peers", "--peer", "forerun=/none:model=m"],
         ["peers", "--peer", "transformers=/none", "--prompts", "no-such"],
         ["generate", "--num-draft-tokens", "a"],
         ["generate", "--num-draft-tokens", "auto,0"],
@@ -94,6 +97,24 @@ def test_random_models_are_named_by_their_shape(invoke: Invoke, monkeypatch: pyt
     assert "weights MB" in result.stdout and "transformers," not in result.stdout
     found = json.loads(invoke("bench", "forward", "--model", "random:tiny", "--json", "-", *few).stdout)
     assert found["target"]["name"] == "random:tiny" and found["target"]["random_weights"] is True
+
+
+def test_forwards_are_of_the_weights_as_the_file_has_them(
+    invoke: Invoke, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    if native() is None:
+        pytest.skip("there are no native kernels here")
+    monkeypatch.setattr(roofline, "READ_MIB", 1)
+    file = tmp_path / "file.gguf"
+    write_gguf(file, tiny("llama"), "Q8_0")
+    few = ["bench", "forward", "--model", str(file), "--rows", "1", "--rounds", "1"]
+    for dtypes in ([], ["--dtypes", "Q8_0"]):
+        found = json.loads(invoke(*few, "--json", "-", *dtypes).stdout)
+        assert found["target"]["number_format"] == "Q8_0"
+        assert {figure["labels"]["dtype"] for figure in found["figures"]} == {"Q8_0"}
+    refused = invoke(*few, "--dtypes", "Q4_K_M")
+    assert refused.exit_code == 2
+    assert "--dtypes has 'Q4_K_M', but the weights of file.gguf are stored as Q8_0. Give 'stored'" in refused.stderr
 
 
 def test_a_replay_says_what_it_measured(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,15 +210,21 @@ def test_pictures_of_results(invoke: Invoke, tmp_path: Path) -> None:
 
 
 def test_the_main_figures_are_put_between_marks(invoke: Invoke, tmp_path: Path) -> None:
-    save_results(generated(), tmp_path / "new.json")
+    save_results(beside_others(), tmp_path / "new.json")
     page = tmp_path / "page.md"
-    marks = "<!-- figures: speed, made by make report -->\nold\n<!-- end of figures -->"
+    marks = "<!-- figures: engines, made by make report -->\nold\n<!-- end of figures -->"
     page.write_text(f"# Mine\n\n{marks}\n\nBelow.\n")
     for _ in range(2):
         assert invoke("bench", "report", str(tmp_path / "new.json"), "--into", str(page)).exit_code == 0
         text = page.read_text()
         assert text.startswith("# Mine\n") and text.endswith("\n\nBelow.\n") and "old" not in text
-        assert "| bundled, bfloat16: mine.jsonl | suffix | – | 2.00 [1.80, 2.10] | – |" in text
+        assert (
+            "| m, forerun Q4_K_M | 20.0 [19.0, 21.0] | 40.0 [39.0, 41.0], suffix | 100 [90, 110] | identical |" in text
+        )
+        theirs = "10.0 [9.0, 11.0] | 15.0 [14.0, 16.0], draft model | 200 [190, 210] | 1 of 4; first 7 tokens |"
+        assert f"| m, llama.cpp | {theirs}" in text
+        assert "| m, openvino | left out: no such file | – | – | – |" in text
+        assert f"forerun 1; llama.cpp b1; {QUIET.processor}, {QUIET.threads} threads, " in text
     for content, reason in (("", "none of the lines"), (marks * 2, "once"), (marks[:50], "once")):
         page.write_text(content)
         refused = invoke("bench", "report", str(tmp_path / "new.json"), "--into", str(page))

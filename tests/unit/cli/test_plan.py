@@ -19,7 +19,7 @@ def test_a_plan_is_told_to_people(invoke: Invoke) -> None:
     assert result.exit_code == 0, result.output
     text = result.stdout
     assert "70 B parameters" in text and "a bound" in text
-    assert "target 140.0 GB, cache 1.3 GB; draft 2.0 GB" in text
+    assert "target 140.0 GB in bfloat16, cache 1.3 GB; draft 2.0 GB in bfloat16" in text
     assert "does not fit: 143.3 GB wanted, 80.0 GB there" in text
     assert "at least 42.19 ms a token" in text and "for a million tokens" in text
     assert "\n4 " in text and "3.05" in text

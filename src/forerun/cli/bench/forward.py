@@ -29,7 +29,10 @@ class ForwardOptions:
         metavar="INT,...",
     )
     dtypes: str = option(
-        "float32,bfloat16", "Number formats (int8, int4 and Q4_K_M too), with commas between them.", metavar="DTYPE,..."
+        "stored",
+        "Number formats (int8 and int4 too), with commas between them; stored: quantized weights as the files have "
+        "them, others in bfloat16.",
+        metavar="DTYPE,...",
     )
     rounds: int = option(20, "Interleaved rounds.", low=1)
     others: bool = option(False, "Time Transformers' module, and reference and general decoders, too.")
@@ -59,10 +62,11 @@ def forward(
     quieten()
     results = bench.time_forwards(model, dtypes, counts, PREFIX, timed.rounds, say, others=timed.others)
     say("measuring bandwidth and arithmetic for the roofline")
-    roof = measure_roof(dtypes)
+    served = list(dict.fromkeys(row.dtype for row in results))
+    roof = measure_roof(served)
     target = TargetFacts(
         without_folders(model),
-        ", ".join(dtypes),
+        ", ".join(served),
         cost_padded=is_cost_padded(model),
         random_weights=model.startswith(RANDOM),
         num_parameters=results[0].parameters,

@@ -19,14 +19,17 @@ from forerun.kernels.cpu import references
 from forerun.kernels.cpu.fetching import reader
 from forerun.lab.bench.measure import Interval, bootstrap, interleave, ratio
 from forerun.lab.bench.methods import Reference
-from forerun.lab.bench.random_model import Q4_K_M, opened
+from forerun.lab.bench.random_model import opened
 from forerun.lab.bench.tables import Columns, Table, decimal, percent
 from forerun.lab.plan.measured import product_flops, read_bandwidth
-from forerun.models import LanguageModel, Model, Rows, load_model
+from forerun.lab.results.files import without_folders
+from forerun.models import LanguageModel, Model, Rows, load_model, number_format
 from forerun.models.fused.native import NativeDecoder
 from forerun.models.loading.source import find_source
 from forerun.types import Cache
 
+STORED = "stored"
+"""A number format: what forerun serves a model in by default, so quantized weights as the files have them."""
 TRANSFORMERS = "transformers"
 REFERENCE = "llama, reference kernels"
 """The fused decoder in PyTorch, where the native kernels compute the other."""
@@ -41,7 +44,7 @@ class ForwardRow:
     """One implementation with one dtype and number of rows.
 
     Attributes:
-        dtype: of the weights, or their quantization.
+        dtype: of the weights, or their quantization; of STORED, what that is, such as "Q4_K_M".
         method: "transformers", a kind of decoder ("llama" or "general"), or REFERENCE.
         rows: K.
         seconds: of one forward.
@@ -93,10 +96,11 @@ def time_forwards(
 
     Args:
         model: as `random_model.opened` takes it.
+        dtypes: of DTYPES or QUANTISATIONS, STORED, or the type of the model's files, which stands for it.
         others: beside the decoder that serves the model, also the other ones and Transformers' module.
 
     Raises:
-        ConfigError: rows or prefix do not fit the model; there is no such shape.
+        ConfigError: rows or prefix do not fit the model; there is no such shape, or the files are not of that type.
     """
     results = []
     for dtype in dtypes:  # in a function, so that no two number formats are in memory together
@@ -117,6 +121,7 @@ def _measured(
     say(f"loading {dtype}")
     models = _decoders(name, dtype, others)
     model = next(iter(models.values()))
+    dtype = number_format(model)  # what it is served in, whatever the user called it
     if prefix + max(counts) > model.context_length:
         raise ConfigError(
             f"{prefix} cached and {max(counts)} new positions do not fit a context of {model.context_length}."
@@ -187,22 +192,27 @@ def _decoders(folder: str | Path, dtype: str, others: bool) -> dict[str, Model]:
     """Load the model by kind of decoder: Llama's where it serves the model, with native and with reference kernels, and
     the general one. Quantized weights are not timed with the reference kernels, which exist to define them.
 
-    dtype: or a quantization, or Q4_K_M for a file's weights as stored. others: False for the first of these alone.
+    dtype: as `time_forwards`. others: False for the first of these alone.
     """
-    quantize: str | None = UNQUANTIZED
+    is_dtype = dtype in DTYPES
+    quantize = UNQUANTIZED if is_dtype else None
     if dtype in QUANTISATIONS:
         quantize = dtype
-    elif dtype == Q4_K_M:
-        quantize = None
-    number_format = dtype if quantize == UNQUANTIZED else DEFAULT_DTYPE
-    auto = load_model(folder, number_format, quantize=quantize)
+    file_type = find_source(folder).file_type()
+    if quantize is None and dtype not in (STORED, file_type):
+        raise ConfigError(
+            f"--dtypes has {dtype!r}, but the weights of {without_folders(str(folder))} are stored as "
+            f"{file_type or 'numbers'}. Give {STORED!r} for these, or one of {', '.join((*DTYPES, *QUANTISATIONS))}."
+        )
+    activations = dtype if is_dtype else DEFAULT_DTYPE
+    auto = load_model(folder, activations, quantize=quantize)
     decoders = {auto.kind: auto}
     if auto.kind == "general" or not others:
         return decoders
-    if quantize == UNQUANTIZED and isinstance(auto.decoder, NativeDecoder):
+    if auto.quantize is None and isinstance(auto.decoder, NativeDecoder):
         with references():
-            decoders[REFERENCE] = load_model(folder, number_format)
-    return decoders | {"general": load_model(folder, number_format, "general", quantize=quantize)}
+            decoders[REFERENCE] = load_model(folder, activations, quantize=quantize)
+    return decoders | {"general": load_model(folder, activations, "general", quantize=quantize)}
 
 
 def _multiplied(folder: str | Path, model: Model) -> int:

@@ -103,7 +103,6 @@ class Placed:
     """A model on a machine, and the time of its forwards by the roofline and the machine's overheads.
 
     Attributes:
-        weight_bytes: of each of its weights.
         cache_bytes: of each number of keys and values.
         devices: among which weights, cache and arithmetic are shared evenly.
         synchronisation: seconds of a forward in which these wait for each other.
@@ -111,7 +110,6 @@ class Placed:
 
     shape: ModelShape
     machine: Machine
-    weight_bytes: float = 2.0
     cache_bytes: float = 2.0
     devices: int = 1
     synchronisation: float = 0.0
@@ -119,7 +117,7 @@ class Placed:
     @property
     def weights(self) -> float:
         """Return the bytes of all weights."""
-        return self.shape.parameters * self.weight_bytes
+        return self.shape.parameters * self.shape.weight_bytes
 
     def cache(self, positions: int) -> float | None:
         """Return the bytes of so many positions; None where the shape does not say."""
@@ -136,7 +134,7 @@ class Placed:
         machine = self.machine
         shape = self.shape
         every = rows * batch
-        weights = shape.read(every) * self.weight_bytes
+        weights = shape.read(every) * shape.weight_bytes
         read = weights + (self.cache(batch * context) or 0.0)
         products = shape.multiplied * every + shape.attention_products * context * every
         bound = max(read / machine.bandwidth(self.weights / self.devices), FLOPS_OF_PRODUCT * products / machine.flops)

@@ -14,7 +14,7 @@ from functools import partial
 import numpy as np
 import torch
 
-from forerun.config import BUNDLED_DRAFT, BUNDLED_TARGET, QUANTISATIONS, UNQUANTIZED, SamplingParams
+from forerun.config import BUNDLED_DRAFT, BUNDLED_TARGET, DEFAULT_DTYPE, QUANTISATIONS, UNQUANTIZED, SamplingParams
 from forerun.drafters import Binding, make_drafter
 from forerun.engine.step_times import step_costs
 from forerun.errors import ConfigError
@@ -39,7 +39,6 @@ _ROUNDS = 7
 _ROWS = (1, 2, 4, 8)
 _CONTEXT = 256
 _MOST = 4
-_BFLOAT16 = 2
 
 
 def measured_machine(say: Callable[[str], None] = lambda _: None) -> Machine:
@@ -97,7 +96,7 @@ def fit(samples: Sequence[tuple[int, int, float]]) -> tuple[float, float]:
 def _beyond(model: LanguageModel, name: str, bare: Machine) -> list[tuple[int, int, float]]:
     """Return layers, rows, and the seconds of a forward beyond the roofline."""
     shape = model_shape(name)
-    placed = Placed(shape, bare, _BFLOAT16, _BFLOAT16)
+    placed = Placed(shape, bare)
     with torch.inference_mode():
         curve = target_costs(model, _CONTEXT, _ROUNDS, _ROWS)
     return [(shape.layers or 1, rows, curve(rows) - placed.forward(rows, 1, _CONTEXT)) for rows in _ROWS]
@@ -137,12 +136,12 @@ def measured_steps(model: str, draft: str | None, options: PlanOptions) -> Costs
         ConfigError: the number format is none that forerun serves.
         ModelLoadError, DrafterError: as `LLM`.
     """
-    if options.precision not in _ARGUMENTS:
+    if options.precision is not None and options.precision not in _ARGUMENTS:
         raise ConfigError(
             f"--precision is {options.precision!r}, which forerun does not compute in, so it cannot be measured. Give "
             f"one of {', '.join(_ARGUMENTS)}, or leave --measure out."
         )
-    dtype, quantize = _ARGUMENTS[options.precision]
+    dtype, quantize = (DEFAULT_DTYPE, None) if options.precision is None else _ARGUMENTS[options.precision]
     target = load_model(model, dtype, quantize=quantize)
     tokenizer = find_tokenizer(model)
     drafter, _ = make_drafter(draft or NGRAM_DRAFTER, Binding(target, tokenizer, 0))

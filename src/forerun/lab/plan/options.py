@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from forerun.config import DEFAULT_DTYPE
 from forerun.errors import ConfigError
 from forerun.utils.fields import Checked, option
 
@@ -27,7 +28,12 @@ USUAL_SYNCHRONISATION = (1.0, 5.0)
 class PlanOptions(Checked):
     """The number formats, sizes and devices to plan for."""
 
-    precision: str = option("bfloat16", f"Of the target's weights: {', '.join(PRECISIONS)}.", metavar="FORMAT")
+    precision: str | None = option(
+        None,
+        f"Of all weights: {', '.join(PRECISIONS)}.",
+        metavar="FORMAT",
+        default_text=f"as the files have quantized weights, else {DEFAULT_DTYPE}",
+    )
     batch: int = option(1, "Sequences that are decoded together.", low=1)
     context: int = option(2048, "Positions of each sequence: prompt and answer.", low=1)
     tensor_parallel: int = option(1, "Devices among which the target is shared; the draft is on one of them.", low=1)

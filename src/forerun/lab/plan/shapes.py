@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from forerun.config import BUNDLED_MODELS
+from forerun.config import BUNDLED_MODELS, DEFAULT_DTYPE
 from forerun.errors import ConfigError
 from forerun.models.attention.base import ATTENTION_NAME
 from forerun.models.families.table import description_of
@@ -47,6 +47,7 @@ class ModelShape:
         cache_numbers: numbers of keys and values that a position takes in all layers; None: unknown.
         attention_products: multiplications of a row with keys and values, for each position before it.
         one_pass: it drafts all tokens in one pass.
+        number_format: in which forerun serves its weights by default. weight_bytes: of a weight in it, in the mean.
     """
 
     name: str
@@ -59,6 +60,8 @@ class ModelShape:
     cache_numbers: int | None = None
     attention_products: int = 0
     one_pass: bool = False
+    number_format: str = DEFAULT_DTYPE
+    weight_bytes: float = 2.0
 
     def read(self, rows: float) -> float:
         """Return the weights that a step of so many rows reads: of the experts, those that some row takes, if each row
@@ -76,8 +79,8 @@ def model_shape(name: str) -> ModelShape:
     """Return the shape of a model or of a draft head.
 
     Args:
-        name: as LLM takes a target: of it, the configuration is read. Or a number of parameters, as 70B or 1.5B, with
-            the fields of GivenShape.
+        name: as LLM takes a target: of it, the configuration is read, and what the files have quantized weights in.
+            Or a number of parameters, as 70B or 1.5B, with the fields of GivenShape.
 
     Raises:
         ConfigError, ModelLoadError: there is no such model, or its configuration cannot be read.
@@ -88,7 +91,13 @@ def model_shape(name: str) -> ModelShape:
         return counted_shape(name, round(float(found[1]) * _UNITS[found[2].lower()]), _given(name, more))
     if (Path(name) / "config.json").is_file() and (head := _head_shape(Path(name))) is not None:
         return head
-    return configured(name, find_source(name).config())
+    source = find_source(name)
+    shape = configured(name, source.config())
+    nbytes = source.stored_nbytes()
+    stored = None if nbytes is None else source.quantization() or source.file_type()
+    if nbytes is None or stored is None:
+        return shape
+    return replace(shape, number_format=stored, weight_bytes=nbytes / shape.parameters)
 
 
 def counted_shape(name: str, parameters: int, given: GivenShape | None = None) -> ModelShape:

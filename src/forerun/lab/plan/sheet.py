@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from forerun.config import DEFAULT_DTYPE
 from forerun.errors import ConfigError
 from forerun.lab.plan.machines import Machine, Placed, roofline_costs
 from forerun.lab.plan.options import PRECISIONS, PlanOptions
@@ -119,10 +120,12 @@ def make_plan(
     Raises:
         ConfigError: a number format is not known.
     """
-    weight = _bytes_of(options.precision, "--precision")
-    cache = min(max(weight, PRECISIONS["bfloat16"]), _FULL)
-    placed = Placed(target, machine, weight, cache, options.tensor_parallel, options.synchronisation)
-    beside = None if draft is None else Placed(draft, machine, weight, cache)
+    if options.precision is not None:
+        target = _in_format(target, options.precision)
+        draft = None if draft is None else _in_format(draft, options.precision)
+    cache = min(max(target.weight_bytes, PRECISIONS[DEFAULT_DTYPE]), _FULL)
+    placed = Placed(target, machine, cache, options.tensor_parallel, options.synchronisation)
+    beside = None if draft is None else Placed(draft, machine, cache)
     source = BOUND if machine.overheads is None else CALIBRATED
     if costs is not None:
         source = MEASURED
@@ -154,7 +157,8 @@ def given_costs(step_ms: Mapping[int, float]) -> CostsByK:
     return CostsByK(steps[0], steps, nothing, nothing)
 
 
-def _bytes_of(precision: str, flag: str) -> float:
+def _in_format(shape: ModelShape, precision: str) -> ModelShape:
+    """Return the shape with its weights in another number format. Raises ConfigError if it is not known."""
     if precision not in PRECISIONS:
-        raise ConfigError(f"{flag} is {precision!r}, but must be one of {', '.join(PRECISIONS)}.")
-    return PRECISIONS[precision]
+        raise ConfigError(f"--precision is {precision!r}, but must be one of {', '.join(PRECISIONS)}.")
+    return replace(shape, number_format=precision, weight_bytes=PRECISIONS[precision])

@@ -36,6 +36,7 @@ KINDS: Mapping[str, str] = {
 
 FIGURES: Mapping[str, tuple[str, str]] = {
     "tokens_per_second": ("tokens/s", "tokens per second"),
+    "decoding": ("tokens/s", "tokens per second after the first"),
     "over_plain": ("times", "speed over plain decoding"),
     "over_transformers": ("times", "speed over Transformers' plain generate"),
     "over_assisted": ("times", "speed over Transformers' assisted generation"),
@@ -54,6 +55,8 @@ FIGURES: Mapping[str, tuple[str, str]] = {
     "client_cpu": ("processors", "processors that the client kept busy"),
     "failed": ("share", "requests without a whole answer"),
     "same_text": ("share", "answers equal to plain decoding's"),
+    "same_as_forerun": ("share", "answers equal to those of forerun's plain decoding"),
+    "shared_prefix": ("tokens", "first tokens equal to those of forerun's plain decoding"),
     "forward": ("s", "time of a forward"),
     "forward_over_transformers": ("times", "time of a forward over Transformers'"),
     "forward_growth": ("times", "time of a forward over that of one row"),

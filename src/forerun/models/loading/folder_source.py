@@ -211,6 +211,13 @@ class FolderSource(ModelSource):
         published, _ = self._published
         return published.settings.method if any(weight.form for _, weight in published.found.values()) else None
 
+    def stored_nbytes(self) -> int | None:
+        """Return the size of the weights' files, which their headers hardly add to; None of a hub id, or where there
+        are none (`ModelSource.stored_nbytes`)."""
+        if self.folder.is_remote or not any(self.folder.path.glob("*.safetensors")):
+            return None
+        return sum(file.stat().st_size for file in self.folder.weight_files())
+
     def recommended_sampling(self) -> dict[str, float]:
         """Return the sampling options that the files recommend, if they would change the result of a request without
         options (`ModelSource.recommended_sampling`)."""

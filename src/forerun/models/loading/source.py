@@ -137,6 +137,10 @@ class ModelSource(ABC):
         weight is in blocks or integers that can be computed with as they lie."""
         return None
 
+    def stored_nbytes(self) -> int | None:
+        """Return the bytes that the files have the weights in; None if these are not all on this machine."""
+        return None
+
     def finish(self) -> None:  # noqa: B027 (most have nothing to do)
         """Check, when all weights have been read, that the files were not changed meanwhile."""
 

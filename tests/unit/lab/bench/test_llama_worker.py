@@ -10,7 +10,7 @@ import pytest
 
 from fake_peers import fake_llama_server
 from forerun.lab.bench.peers.llama_worker import LlamaCpp
-from forerun.lab.bench.peers.run import Peers, read_spec, start_of
+from forerun.lab.bench.peers.run import Peers, own_start, read_spec, start_of
 
 
 def options(folder: Path, **more: Any) -> dict[str, Any]:
@@ -55,7 +55,8 @@ def test_it_is_a_peer_like_the_others(tmp_path: Path) -> None:
     with closing(Peers(said.append)) as peers:
         program = fake_llama_server(tmp_path)
         for name in ("model", "bad"):
-            peers.start(start_of(read_spec(f"llama.cpp={program}:model={tmp_path}/{name}.gguf"), "m", "bfloat16", 1))
+            spec = read_spec(f"llama.cpp={program}:model={tmp_path}/{name}.gguf")
+            peers.start(start_of(spec, own_start("m", {}, "bfloat16", 1)))
         (left_out,) = peers.left_out
         assert left_out.reason.startswith(
             "it ended with exit code 1: RuntimeError: llama-server ended with exit code 1"

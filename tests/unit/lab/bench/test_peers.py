@@ -16,16 +16,18 @@ from forerun.errors import ConfigError
 from forerun.lab.bench.peers import peer as one_peer
 from forerun.lab.bench.peers.peer import Peer, PeerAnswer, PeerError, PeerProcess
 from forerun.lab.bench.peers.rows import classes, peers_report
-from forerun.lab.bench.peers.run import MeasuredPeers, Peers, PeerSpec, read_spec, run_peers, start_of
+from forerun.lab.bench.peers.run import MeasuredPeers, Peers, PeerSpec, own_start, read_spec, run_peers, start_of
 from forerun.lab.bench.prompts import BenchPrompt, check_lengths
+from forerun.lab.results.schema import TargetFacts
 from measured import QUIET
 
+OWN = own_start("m", {}, "bfloat16", 1)
 REQUESTS = [BenchPrompt("a", "x", [1, 2]), BenchPrompt("b", "y", [2, 3]), BenchPrompt("c", "x", [5, 4])]
 
 
 def started(peers: Peers, *programs: Path) -> None:
     for program in programs:
-        peers.start(start_of(PeerSpec("transformers", str(program), "m", None, program.name, "10"), "m", "bfloat16", 1))
+        peers.start(start_of(PeerSpec("transformers", str(program), "m", None, program.name, "10"), OWN))
 
 
 def run(*programs: Path, requests: list[BenchPrompt] = REQUESTS, rounds: int = 1) -> MeasuredPeers:
@@ -48,7 +50,8 @@ def test_peers_take_turns_and_are_compared(tmp_path: Path) -> None:
     assert fast.over_reference.median == 1
     assert lookup.over_plain is not None and lookup.over_plain.median == pytest.approx(2)
     assert (one.mean_acceptance_length, lookup.mean_acceptance_length) == (1, 2)
-    assert (lookup.same_text, lookup.shared_prefix, one.first_token) == (1, 6, 0.1)
+    assert (lookup.same_text, lookup.same_as_forerun, lookup.shared_prefix) == (1, 1, 6)
+    assert one.first_token is not None and one.first_token.median == 0.1
     assert one.decoding is not None and one.decoding.median == pytest.approx(5 / 0.9)
 
 
@@ -99,7 +102,7 @@ def test_a_program_that_is_not_there(tmp_path: Path) -> None:
         (f"openvino={tmp_path}/python:model={tmp_path}", "cannot be started: No such file"),
         (f"llama.cpp={tmp_path}:model={tmp_path}", "No such file or directory"),
     ]:
-        assert peers.start(start_of(read_spec(text), "m", "bfloat16", 1)) is None
+        assert peers.start(start_of(read_spec(text), OWN)) is None
         assert reason in peers.left_out[-1].reason
     (tmp_path / "text").write_text("no program")
     with pytest.raises(PeerError, match="cannot be started"):
@@ -155,7 +158,7 @@ def test_classes_of_precision_and_their_references(tmp_path: Path) -> None:
 def test_the_report_names_instruction_sets_and_who_is_missing(tmp_path: Path) -> None:
     old, new = fake_interpreter(tmp_path), fake_interpreter(tmp_path, precision="int8", instructions="AVX2 AVX512_VNNI")
     measured = run(old, new, fake_interpreter(tmp_path, "exits at start"))
-    made = peers_report(measured, old.name, "3 prompts", {"model": "m"}, avx512=True)
+    made = peers_report(measured, old.name, "3 prompts", TargetFacts("m"), {"model": "m"}, avx512=True)
     text = made.text(QUIET, markdown=True)
     assert "AVX2; without AVX-512, which the processor has" in text and "AVX512_VNNI;" not in text
     assert f"### 16 bit, 3 prompts; ratios over {old.name}, plain" in text
@@ -163,11 +166,23 @@ def test_the_report_names_instruction_sets_and_who_is_missing(tmp_path: Path) ->
     assert [each["bits"] for each in made.details["peers"]] == [16, 8]
 
 
+def test_all_generate_as_many_tokens_as_forerun_until_the_end_of_text(tmp_path: Path) -> None:
+    """The fake's text goes on from the last token of the prompt, and 9 ends it."""
+    with closing(Peers(lambda _: None)) as peers:
+        started(peers, fake_interpreter(tmp_path), fake_interpreter(tmp_path, precision="int8"))
+        own = next(iter(peers.running.values()))
+        requests = [BenchPrompt("a", "", [7]), BenchPrompt("b", "", [9]), BenchPrompt("c", "", [0])]
+        measured = run_peers(peers, requests, 6, 1, own)
+    assert [[list(each.token_ids) for each in of] for of in measured.answers.values()] == [
+        [[7, 8, 9], [9, 10], [0, 1, 2, 3, 4, 5]]
+    ] * 4
+
+
 def test_equal_names_get_numbers(tmp_path: Path) -> None:
     with closing(Peers(lambda _: None)) as peers:
         for _ in range(2):
             spec = PeerSpec("transformers", str(fake_interpreter(tmp_path)), "m", None, "", "10")
-            peers.start(start_of(spec, "m", "bfloat16", 1))
+            peers.start(start_of(spec, OWN))
         assert list(peers.running) == ["transformers bfloat16", "transformers bfloat16 #2"]
 
 
@@ -179,19 +194,25 @@ def test_a_prompt_that_does_not_fit_is_refused() -> None:
 
 def test_the_peers_are_started_with_their_own_programs() -> None:
     spec = read_spec("llama.cpp=/bin:model=/m.gguf,draft=/d.gguf")
-    start = start_of(spec, "target", "bfloat16", 2)
+    own = own_start("target", {"a": "suffix"}, "bfloat16", 2)
+    start = start_of(spec, own)
     assert start.command[1:] == ["-m", "forerun.lab.bench.peers.llama_worker"] and start.text == "llama.cpp, /m.gguf"
     assert start.options == {
         "kind": "llama.cpp",
         "name": "",
         "program": "/bin",
         "model": "/m.gguf",
+        "file_type": None,
         "draft": "/d.gguf",
         "dtype": "bfloat16",
         "threads": 2,
         "lookup": "ngram-simple",
     }
-    assert start_of(read_spec("transformers=/python"), "target", "bfloat16", 2).options["model"] == "target"
+    assert start_of(read_spec("transformers=/python"), own).options["model"] == "target"
+    assert start_of(read_spec("openvino=/python:lookup=none"), own).options["lookup"] is None
+    again = start_of(read_spec("forerun=/python:instructions=avx2"), own)
+    assert again.command == ["/python", "-m", "forerun.lab.bench.peers.forerun_worker"]
+    assert again.options == {**own.options, "instructions": "avx2"} and again.text == "forerun avx2"
 
 
 def test_an_interrupt_leaves_the_prompts_that_were_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from forerun.errors import ConfigError
 from forerun.lab.plan.machines import ACCELERATORS, Machine, Overheads, Placed, accelerator, roofline_costs
@@ -13,6 +14,9 @@ from forerun.lab.plan.options import PlanOptions
 from forerun.lab.plan.shapes import ModelShape, counted_shape, model_shape
 from forerun.lab.plan.sheet import BOUND, CALIBRATED, MEASURED, make_plan
 from forerun.speculation.predictor import ChainAcceptance, CostsByK
+from gguf_files import write_gguf
+from gguf_models import tiny
+from publications import publish
 
 H100 = ACCELERATORS["h100"]
 LLAMA_70B = "70B:layers=80,kv_heads=8,head_dim=128,heads=64"
@@ -100,6 +104,27 @@ def test_a_shape_is_counted_from_a_configuration_alone(tmp_path: Path) -> None:
     assert shape.parameters == 2 * 6400 + 3 * layer + 64
     assert shape.dense == shape.parameters - 6400
     assert (shape.layers, shape.cache_numbers, shape.attention_products) == (3, 3 * 2 * 2 * 16, 3 * 4 * 2 * 16)
+
+
+def test_quantized_weights_are_counted_as_the_files_have_them(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = tiny("llama")
+    file = tmp_path / "file.gguf"
+    write_gguf(file, model, "Q8_0")
+    write_gguf(tmp_path / "numbers.gguf", model, "F16")
+    awq, _ = publish("AWQ", tmp_path / "awq")
+    shapes = {str(path): model_shape(str(path)) for path in (file, awq)}
+    assert [shape.number_format for shape in shapes.values()] == ["Q8_0", "awq"]
+    for path, shape in shapes.items():
+        weights = next(Path(path).glob("*.safetensors")) if Path(path).is_dir() else Path(path)
+        plan = make_plan(shape, None, H100, ACCEPTED, PlanOptions())
+        assert 0.8 * weights.stat().st_size < plan.memory.target_weights <= weights.stat().st_size
+        given = make_plan(shape, shape, H100, ACCEPTED, PlanOptions(precision="bfloat16"))
+        assert given.memory.target_weights == given.memory.draft_weights == 2 * shape.parameters
+        assert given.target.number_format == "bfloat16"
+    assert model_shape(str(tmp_path / "numbers.gguf")).weight_bytes == 2  # float16 is served in bfloat16
+    (awq / "model.safetensors").unlink()
+    assert model_shape(str(awq)).number_format == "bfloat16"  # without weights, as of a configuration alone
 
 
 def test_experts_are_read_as_far_as_rows_take_them() -> None:

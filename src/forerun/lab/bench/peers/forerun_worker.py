@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import time
 from typing import Any
 
+from forerun.config import INSTRUCTIONS_VARIABLE
 from forerun.lab.bench.peers.worker import PLAIN, answer_requests
 
 
@@ -12,6 +14,8 @@ class Forerun:
     """An engine per drafter, K chosen automatically unless the drafter's text has it."""
 
     def __init__(self, options: dict[str, Any]) -> None:
+        if options["instructions"]:
+            os.environ[INSTRUCTIONS_VARIABLE] = options["instructions"]  # read when the kernels are loaded
         import torch
 
         from forerun import __version__

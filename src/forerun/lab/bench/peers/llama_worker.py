@@ -119,7 +119,9 @@ class LlamaCpp:
         talkative = LlamaServer([*command, "--verbosity", "4"], folder, "first")  # else it does not print what it uses
         self._startup_log = talkative.log
         talkative.close()
-        more = {PLAIN: [], LOOKUP: lookup_arguments(options["lookup"])}
+        more: dict[str, list[str]] = {PLAIN: []}
+        if options["lookup"]:
+            more[LOOKUP] = lookup_arguments(options["lookup"])
         if options["draft"]:
             more[DRAFT] = ["--model-draft", options["draft"], "--spec-type", "draft-simple"]
         servers = {}

@@ -237,7 +237,8 @@ class Peer:
         try:
             ready = worker.exchange(options, LOAD_LIMIT, quote_errors=True).fields("ready")
             precision = ready.string("precision")
-            name = options["name"] or f"{options['kind']} {precision}"
+            parts = options["kind"], precision, options.get("instructions")
+            name = options["name"] or " ".join(filter(None, parts))
             version = ready.string("version")
             instructions = ready.string("instructions")
             return cls(name, worker, version, instructions, precision, ready.list_of("methods", str), ready)

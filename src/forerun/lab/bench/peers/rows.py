@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,9 @@ from forerun.lab.bench.measure import Interval, bootstrap, ratio
 from forerun.lab.bench.peers.peer import Peer, PeerAnswer
 from forerun.lab.bench.peers.run import MeasuredPeers
 from forerun.lab.bench.peers.worker import PLAIN
+from forerun.lab.bench.recorded import figures_of
 from forerun.lab.bench.tables import Columns, Report, Table, decimal, percent
+from forerun.lab.results.schema import Figure, TargetFacts
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,11 +26,12 @@ class PeerRow:
         bits: the class of its precision; None where unknown.
         tokens_per_second: tokens over the whole generation, prompt included.
         decoding: tokens per second after the first; None where the peer does not report when it came.
-        first_token: median seconds until the first token.
+        first_token: seconds until the first token; None where the peer does not report it.
         over_reference: speed over the class's reference.
         over_plain: speed over the peer's own plain decoding; None where that was left out.
         mean_acceptance_length: tokens per forward that gave tokens; None where the peer does not report them.
         same_text: share of prompts on which its tokens are those of its own plain decoding.
+        same_as_forerun: share of prompts on which its tokens are those of forerun's plain decoding; None without it.
         shared_prefix: median number of first tokens that are those of forerun's plain decoding; None without it.
     """
 
@@ -37,11 +40,12 @@ class PeerRow:
     bits: int | None
     tokens_per_second: Interval
     decoding: Interval | None
-    first_token: float | None
+    first_token: Interval | None
     over_reference: Interval
     over_plain: Interval | None
     mean_acceptance_length: float | None
     same_text: float | None
+    same_as_forerun: float | None
     shared_prefix: float | None
 
     @property
@@ -115,8 +119,7 @@ def _row(
     first = [answer.first_seconds for answer in answers if answer.first_seconds is not None]
     decoding = [speed for answer in answers if (speed := _decoding_speed(answer)) is not None]
     tokens = sum(len(answer.token_ids) for answer in answers)
-    pairs = zip(answers, plain, strict=True) if plain else ()
-    same = [_shared(a.token_ids, b.token_ids) == min(len(a.token_ids), len(b.token_ids)) for a, b in pairs]
+    as_plain = [_shared(a.token_ids, b.token_ids) for a, b in zip(answers, plain, strict=True)] if plain else []
     shared = [_shared(a.token_ids, b.token_ids) for a, b in zip(answers, text, strict=True)] if text else []
     return PeerRow(
         name,
@@ -124,13 +127,20 @@ def _row(
         bits,
         tokens_per_second=bootstrap([1 / each for each in seconds]),
         decoding=bootstrap(decoding) if len(decoding) == len(answers) else None,
-        first_token=statistics.median(first) if len(first) == len(answers) else None,
+        first_token=bootstrap(first) if len(first) == len(answers) else None,
         over_reference=ratio([answer.seconds_per_token for answer in reference], seconds),
         over_plain=ratio([answer.seconds_per_token for answer in plain], seconds) if plain else None,
         mean_acceptance_length=tokens / sum(steps) if len(steps) == len(answers) else None,
-        same_text=sum(same) / len(same) if same else None,
+        same_text=_share_of_whole(as_plain, answers),
+        same_as_forerun=_share_of_whole(shared, answers),
         shared_prefix=statistics.median(shared) if shared else None,
     )
+
+
+def _share_of_whole(shared: Sequence[int], answers: Sequence[PeerAnswer]) -> float | None:
+    """Return the share of answers of which all tokens are shared; None without any."""
+    whole = [count == len(answer.token_ids) for count, answer in zip(shared, answers, strict=False)]
+    return sum(whole) / len(whole) if whole else None
 
 
 def _decoding_speed(answer: PeerAnswer) -> float | None:
@@ -151,15 +161,36 @@ COLUMNS: Columns[PeerRow] = {
     "tokens/s": lambda row: f"{row.tokens_per_second:.1f}",
     "over reference": lambda row: decimal(row.over_reference),
     "over its own plain": lambda row: decimal(row.over_plain),
-    "decoding tokens/s": lambda row: "–" if row.decoding is None else f"{row.decoding.median:.1f}",
-    "first token ms": lambda row: "–" if row.first_token is None else f"{1000 * row.first_token:.0f}",
+    "decoding tokens/s": lambda row: "–" if row.decoding is None else f"{row.decoding:.1f}",
+    "first token ms": lambda row: "–" if row.first_token is None else f"{1000 * row.first_token.median:.0f}",
     "mean acceptance length": lambda row: decimal(row.mean_acceptance_length),
     "text as its own plain": lambda row: percent(row.same_text),
+    "text as forerun's plain": lambda row: percent(row.same_as_forerun),
     "first tokens as forerun's": lambda row: "–" if row.shared_prefix is None else f"{row.shared_prefix:.0f}",
 }
 
 
-def peers_report(measured: MeasuredPeers, own: str, about: str, facts: Mapping[str, Any], avx512: bool) -> Report:
+def peer_figures(rows: Iterable[PeerRow], samples: int) -> list[Figure]:
+    """Return the figures of each row. samples: answers of each."""
+    found: list[Figure] = []
+    for row in rows:
+        values = {
+            "tokens_per_second": row.tokens_per_second,
+            "decoding": row.decoding,
+            "first_token": row.first_token,
+            "over_plain": row.over_plain,
+            "acceptance_length": row.mean_acceptance_length,
+            "same_text": row.same_text,
+            "same_as_forerun": row.same_as_forerun,
+            "shared_prefix": row.shared_prefix,
+        }
+        found += figures_of({"method": row.label, "peer": row.peer, "drafter": row.method}, values, samples)
+    return found
+
+
+def peers_report(
+    measured: MeasuredPeers, own: str, about: str, target: TargetFacts, facts: Mapping[str, Any], avx512: bool
+) -> Report:
     """Collect everything as tables and as facts.
 
     Args:
@@ -181,4 +212,5 @@ def peers_report(measured: MeasuredPeers, own: str, about: str, facts: Mapping[s
         for each in measured.peers
     ]
     details = {"peers": facts_of, "classes": every, "left_out": measured.left_out}
-    return Report("peers", tables, settings=facts, details=details)
+    figures = peer_figures((row for each in every for row in each.rows), measured.num_answers)
+    return Report("peers", tables, target, settings=facts, figures=figures, details=details)

@@ -9,14 +9,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from forerun.config import BUNDLED_MODELS, DTYPES
+from forerun.config import BUNDLED_MODELS, DTYPES, INSTRUCTIONS
 from forerun.errors import ConfigError
 from forerun.lab.bench.peers.peer import Peer, PeerAnswer, PeerError, PeerStart
 from forerun.lab.bench.peers.worker import PLAIN
 from forerun.lab.bench.prompts import BenchPrompt
+from forerun.models.loading.folder import is_gguf
+from forerun.models.loading.source import find_source
 from forerun.utils.fetch import path_of
 
 Say = Callable[[str], None]
+WARM_UP_TOKENS = 32
+"""Of the first prompt's answer, by every method before anything is measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +97,14 @@ class Peers:
         self.say(f"going on without {name}: {reason}")
 
 
-def run_peers(peers: Peers, requests: Sequence[BenchPrompt], max_tokens: int, rounds: int) -> MeasuredPeers:
-    """Run every method of every peer on every prompt, in turn; the first prompt also warms all of them up.
+def run_peers(
+    peers: Peers, requests: Sequence[BenchPrompt], max_tokens: int, rounds: int, own: Peer | None = None
+) -> MeasuredPeers:
+    """Run every method of every peer on every prompt, in turn; the beginning of the first also warms all of them up.
+
+    Args:
+        own: forerun, whose plain answer to a prompt says how many tokens all generate: up to its end of text. None:
+            `max_tokens` of every prompt.
 
     Raises:
         KeyboardInterrupt: before a prompt was complete.
@@ -106,12 +116,16 @@ def run_peers(peers: Peers, requests: Sequence[BenchPrompt], max_tokens: int, ro
             peers.say(
                 f"prompt {number} of {len(requests)}: {sum(len(p.methods) for p in peers.running.values())} methods"
             )
+            count = max_tokens if own is None else _answer_length(peers, own, request, max_tokens)
             for turn in range(rounds + (number == 1)):
+                is_warm = number > 1 or turn > 0
                 for peer, method in [(each, method) for each in peers.running.values() for method in each.methods]:
                     if peer.name not in peers.running:
                         continue
-                    answer = peers.generate(peer, method, request.token_ids, max_tokens)
-                    if answer is not None and (number > 1 or turn > 0):
+                    answer = peers.generate(
+                        peer, method, request.token_ids, count if is_warm else min(count, WARM_UP_TOKENS)
+                    )
+                    if answer is not None and is_warm:
                         answers.setdefault((peer.name, method), []).append(answer)
     except KeyboardInterrupt:
         interrupted = True
@@ -121,6 +135,14 @@ def run_peers(peers: Peers, requests: Sequence[BenchPrompt], max_tokens: int, ro
         raise KeyboardInterrupt
     kept = {key: each[:count] for key, each in answers.items() if key in complete}
     return MeasuredPeers(list(peers.running.values()), kept, list(peers.left_out), interrupted)
+
+
+def _answer_length(peers: Peers, own: Peer, request: BenchPrompt, max_tokens: int) -> int:
+    """Return the tokens of forerun's plain answer with its end of text; at least 2, as the first one is timed apart."""
+    answer = peers.generate(own, PLAIN, request.token_ids, max_tokens)
+    ends = frozenset(own.about.list_of("eos_token_ids", int))
+    ids = () if answer is None else answer.token_ids
+    return max(2, next((index for index, token in enumerate(ids, 1) if token in ends), max_tokens))
 
 
 def answer_of(peers: Peers, own: Peer, tokenizer: Any, max_tokens: int) -> Callable[[list[int]], str]:
@@ -144,24 +166,29 @@ def answer_of(peers: Peers, own: Peer, tokenizer: Any, max_tokens: int) -> Calla
 # The peers that a user names: KIND=PROGRAM, and after a colon options with commas between them.
 #
 # transformers=PYTHON                         an interpreter that has Transformers
-# openvino=PYTHON:model=FOLDER                one that has OpenVINO GenAI; the folder of an exported model
-# llama.cpp=FOLDER:model=FILE.gguf,draft=FILE the folder of llama-server; without a model, forerun's GGUF file
+# openvino=PYTHON:model=PATH                  one that has OpenVINO GenAI; an exported model's folder, or a GGUF file
+# llama.cpp=FOLDER:model=FILE.gguf,draft=FILE the folder of llama-server
+# forerun=PYTHON:instructions=avx2            forerun once more, by an interpreter that has it
+#
+# Without a model, a peer loads forerun's.
 #
 # Only the names of options end a path, so paths may hold colons and commas.
 
 TRANSFORMERS = "transformers"
 OPENVINO = "openvino"
 LLAMA = "llama.cpp"
-KINDS = (TRANSFORMERS, OPENVINO, LLAMA)
+FORERUN = "forerun"
+KINDS = (TRANSFORMERS, OPENVINO, LLAMA, FORERUN)
 SERVER = "llama-server"
-OPTIONS = ("model", "draft", "name", "lookup", "dtype")
-LOOKUPS = {TRANSFORMERS: "10", OPENVINO: "5", LLAMA: "ngram-simple"}
+OPTIONS = ("model", "draft", "name", "lookup", "dtype", "instructions")
+NO_LOOKUP = "none"
+LOOKUPS = {TRANSFORMERS: "10", OPENVINO: "5", LLAMA: "ngram-simple", FORERUN: NO_LOOKUP}
 """Prompt lookup where the spec gives none: draft tokens for Transformers and OpenVINO, the type for llama.cpp."""
 LLAMA_LOOKUPS = ("ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-cache")
 """Types that read the request's own text. Other types keep earlier requests, also repetitions of this one."""
 SIZED = LLAMA_LOOKUPS[:3]
 """Those of them whose lengths can be set."""
-_FORM = "KIND=PROGRAM:model=PATH,draft=PATH,name=TEXT,lookup=VALUE,dtype=VALUE"
+_FORM = "KIND=PROGRAM:model=PATH,draft=PATH,name=TEXT,lookup=VALUE,dtype=VALUE,instructions=VALUE"
 _STARTS = "|".join(OPTIONS)
 
 
@@ -175,8 +202,9 @@ class PeerSpec:
         model: what it loads; None stands for forerun's own target.
         draft: its draft model; None leaves that method out.
         name: what its rows are called; empty: by kind and precision.
-        lookup: draft tokens of its prompt lookup, or of llama.cpp the type.
+        lookup: draft tokens of its prompt lookup, or of llama.cpp the type; NO_LOOKUP leaves that method out.
         dtype: in which Transformers computes; None stands for forerun's.
+        instructions: the instruction set that forerun computes with; None stands for the processor's best.
     """
 
     kind: str
@@ -186,6 +214,7 @@ class PeerSpec:
     name: str
     lookup: str
     dtype: str | None = None
+    instructions: str | None = None
 
 
 def read_spec(text: str) -> PeerSpec:
@@ -217,21 +246,31 @@ def read_spec(text: str) -> PeerSpec:
         options.get("name", ""),
         options.get("lookup", LOOKUPS[kind]),
         options.get("dtype"),
+        options.get("instructions"),
     )
+    if spec.kind == FORERUN and options.keys() - {"name", "instructions"}:
+        raise ConfigError(f"--peer is {text!r}, but forerun has its target and drafters: give name and instructions.")
+    if spec.instructions is not None and (spec.kind != FORERUN or spec.instructions not in INSTRUCTIONS):
+        raise ConfigError(
+            f"--peer is {text!r}: instructions is one of {', '.join(INSTRUCTIONS)}, and for forerun alone."
+        )
     if spec.dtype is not None and (spec.kind != TRANSFORMERS or spec.dtype not in DTYPES):
         raise ConfigError(f"--peer is {text!r}: dtype is one of {', '.join(DTYPES)}, and for transformers alone.")
-    if spec.kind == OPENVINO and spec.model is None:
-        raise ConfigError(f"--peer is {text!r}, but openvino needs model=PATH, the folder of an exported model.")
+    if spec.lookup == NO_LOOKUP:
+        return spec
     if spec.kind == LLAMA:
         kind, *sizes = spec.lookup.split("/")
         sized = not sizes or (kind in SIZED and len(sizes) == 2 and all(map(_is_count, sizes)))
         if kind not in LLAMA_LOOKUPS or not sized:
             raise ConfigError(
-                f"--peer is {text!r}: lookup must be one of {', '.join(LLAMA_LOOKUPS)} for llama.cpp; those of "
-                f"{', '.join(SIZED)} may have lengths in 1..128, of what is looked up and of what is drafted: TYPE/3/8."
+                f"--peer is {text!r}: lookup must be {NO_LOOKUP} or one of {', '.join(LLAMA_LOOKUPS)} for llama.cpp; "
+                f"those of {', '.join(SIZED)} may have lengths in 1..128, of what is looked up and of what is drafted: "
+                "TYPE/3/8."
             )
     elif not _is_count(spec.lookup):
-        raise ConfigError(f"--peer is {text!r}: lookup is the number of draft tokens, a whole number in 1..128.")
+        raise ConfigError(
+            f"--peer is {text!r}: lookup is the number of draft tokens, a whole number in 1..128, or {NO_LOOKUP}."
+        )
     return spec
 
 
@@ -248,7 +287,6 @@ def _is_count(text: str) -> bool:
     return text.isascii() and text.isdecimal() and len(text) < 4 and 0 < int(text) <= 128
 
 
-FORERUN = "forerun"
 _MODULES = "forerun.lab.bench.peers"
 
 
@@ -260,13 +298,20 @@ def own_start(
     return PeerStart(
         FORERUN,
         [sys.executable, "-m", f"{_MODULES}.forerun_worker"],
-        {"kind": FORERUN, "name": "", **options, "threads": threads},
+        {"kind": FORERUN, "name": "", **options, "threads": threads, "instructions": None},
     )
 
 
-def start_of(spec: PeerSpec, model: str, dtype: str, threads: int) -> PeerStart:
-    """Return how a peer is started. model: forerun's target, for a peer without a model of its own."""
+def start_of(spec: PeerSpec, own: PeerStart) -> PeerStart:
+    """Return how a peer is started. own: forerun's start, whose target a peer without a model loads."""
+    if spec.kind == FORERUN:
+        text = spec.name or f"{FORERUN} {spec.instructions or spec.program}"
+        more = {"name": spec.name, "instructions": spec.instructions}
+        return PeerStart(text, [spec.program, *own.command[1:]], {**own.options, **more})
     is_llama = spec.kind == LLAMA
+    target = own.options["model"]
+    model = spec.model or str(BUNDLED_MODELS.get(target) or path_of(target) or target)
+    lookup = None if spec.lookup == NO_LOOKUP else spec.lookup
     command = (
         [sys.executable, "-m", f"{_MODULES}.llama_worker"]
         if is_llama
@@ -276,10 +321,11 @@ def start_of(spec: PeerSpec, model: str, dtype: str, threads: int) -> PeerStart:
         "kind": spec.kind,
         "name": spec.name,
         "program": spec.program,
-        "model": spec.model or str(BUNDLED_MODELS.get(model) or path_of(model) or model),
+        "model": model,
+        "file_type": find_source(model).file_type() if spec.kind == OPENVINO and is_gguf(Path(model)) else None,
         "draft": spec.draft,
-        "dtype": spec.dtype or dtype,
-        "threads": threads,
-        "lookup": spec.lookup if is_llama else int(spec.lookup),
+        "dtype": spec.dtype or own.options["dtype"],
+        "threads": own.options["threads"],
+        "lookup": lookup if is_llama or lookup is None else int(lookup),
     }
     return PeerStart(spec.name or ", ".join(each for each in (spec.kind, spec.model) if each), command, options)

@@ -3,7 +3,7 @@
 Run by path with the interpreter that has the peer; nothing of forerun is imported. The first line on standard input
 says what to load. The worker answers "ready", then one line for every request, and leaves when its input ends:
 
-    > {"kind": "openvino", "model": "FOLDER", "draft": null, "threads": 2, "lookup": 5, "dtype": "bfloat16"}
+    > {"kind": "openvino", "model": "FOLDER", "draft": null, "threads": 2, "lookup": 5, "dtype": "bfloat16", ...}
     < {"ready": {"version": "...", "instructions": "...", "precision": "int8", "methods": ["plain", "prompt lookup"]}}
     > {"method": "plain", "token_ids": [1, 2, 3], "max_tokens": 128}
     < {"token_ids": [...], "seconds": 1.2, "first_seconds": 0.1, "steps": 128}
@@ -27,6 +27,8 @@ from typing import Any
 PLAIN = "plain"
 LOOKUP = "prompt lookup"
 DRAFT = "draft model"
+DRAFT_TOKENS = 5
+"""That a draft model of OpenVINO's makes, where the lookup's number is not there to take."""
 
 
 def answer_requests(open_engine: Callable[[dict[str, Any]], Any]) -> None:
@@ -74,7 +76,7 @@ class Transformers:
             "version": f"transformers {transformers.__version__}, torch {torch.__version__}",
             "instructions": torch.backends.cpu.get_cpu_capability(),
             "precision": str(self._model.dtype).removeprefix("torch."),
-            "methods": [PLAIN, LOOKUP] + ([DRAFT] if self._draft is not None else []),
+            "methods": [PLAIN] + [LOOKUP] * bool(self._lookup) + [DRAFT] * (self._draft is not None),
         }
 
     @staticmethod
@@ -162,7 +164,8 @@ class OpenVINO:
         model = options["model"]
         draft = options["draft"]
         self._pipelines = {PLAIN: self._pipeline(model, options["threads"])}
-        self._pipelines[LOOKUP] = self._pipeline(model, options["threads"], prompt_lookup=True)
+        if self._lookup:
+            self._pipelines[LOOKUP] = self._pipeline(model, options["threads"], prompt_lookup=True)
         if draft:
             helper = openvino_genai.draft_model(draft, "CPU", INFERENCE_NUM_THREADS=options["threads"])
             self._pipelines[DRAFT] = self._pipeline(model, options["threads"], draft_model=helper)
@@ -170,7 +173,7 @@ class OpenVINO:
         self.ready = {
             "version": f"openvino-genai {openvino_genai.__version__}",
             "instructions": " ".join(core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")),
-            "precision": self._precision(Path(model), core),
+            "precision": options["file_type"] or self._precision(Path(model), core),
             "methods": list(self._pipelines),
         }
 
@@ -201,7 +204,7 @@ class OpenVINO:
             config.num_assistant_tokens = self._lookup
             config.max_ngram_size = 3
         elif method == DRAFT:
-            config.num_assistant_tokens = self._lookup
+            config.num_assistant_tokens = self._lookup or DRAFT_TOKENS
         ids = self._openvino.Tensor(self._numpy.array([token_ids], dtype=self._numpy.int64))
         start = time.perf_counter()
         result = self._pipelines[method].generate(ids, config)

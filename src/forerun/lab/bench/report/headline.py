@@ -6,8 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from forerun.errors import ConfigError
-from forerun.lab.bench.report.markdown import duration, in_order, weaknesses
-from forerun.lab.bench.tables import markdown_table, percent
+from forerun.lab.bench.peers.worker import PLAIN
+from forerun.lab.bench.report.markdown import duration, in_order
+from forerun.lab.bench.tables import markdown_table
 from forerun.lab.results.schema import Figure, Results
 
 _BEGIN = "<!-- figures: {name}, made by make report -->"
@@ -15,16 +16,10 @@ _END = "<!-- end of figures -->"
 
 
 def sections(every: Sequence[Results]) -> Mapping[str, str]:
-    """Return Markdown by name, "speed" and "audit"; empty where there are no such results."""
+    """Return Markdown by name, "engines" and "audit"; empty where there are no such results."""
     ordered = in_order(every)
-    timed = [each for each in ordered if each.kind == "generate" and _is_of_text(each)]
-    rows = [row for results in timed for row in _rows(results)]
-    header = [
-        "model, text", "drafter", "tokens/s", "times plain", "times Transformers", "tokens a forward", "same text"
-    ]  # fmt: skip
-    table = [markdown_table(header, rows), "\n".join(map(_source, timed))] if rows else []
     return {
-        "speed": "\n\n".join(table),
+        "engines": _engines([each for each in ordered if each.kind == "peers" and _is_of_text(each)]),
         "audit": "\n".join(_audited(each) for each in ordered if each.kind == "audit"),
     }
 
@@ -62,35 +57,63 @@ def _is_of_text(results: Results) -> bool:
     return target is not None and not target.random_weights and not target.cost_padded
 
 
-def _rows(results: Results) -> Iterator[list[str]]:
-    """Yield, for greedy text, a row for each workload and drafter with K chosen automatically."""
+def _engines(every: Sequence[Results]) -> str:
+    """Return the table of forerun beside other engines, with their versions, machine and date; "" without results."""
+    header = ["model, engine", "plain, tokens/s", "with drafts, tokens/s", "first token, ms", "text as forerun's"]
+    rows = [row for results in every for row in _engine_rows(results)]
+    if not rows:
+        return ""
+    versions = dict.fromkeys(peer["version"] for results in every for peer in results.details["peers"])
+    sources = dict.fromkeys(map(_source, every))
+    return f"{markdown_table(header, rows)}\n\n{'; '.join([*versions, *sources])}."
+
+
+def _engine_rows(results: Results) -> Iterator[list[str]]:
+    """Yield a row for each engine: plain decoding, and the fastest of its methods with drafts; and for each that was
+    left out, with the reason."""
     assert results.target is not None
-    name = ", ".join(filter(None, (results.target.name, results.target.number_format)))
-    whole = [each for each in results.figures if not each.labels.get("category") and not each.labels.get("temperature")]
-    for workload in dict.fromkeys(str(each.labels.get("workload")) for each in whole):
-        here = [each for each in whole if str(each.labels.get("workload")) == workload]
-        for method in dict.fromkeys(str(each.labels["method"]) for each in here):
-            of = {each.name: each for each in here if each.labels["method"] == method and each.value is not None}
-            if not method.endswith(", auto") or "over_plain" not in of:
-                continue
-            yield [
-                f"{name}: {workload}",
-                method.removeprefix("forerun, ").removesuffix(", auto"),
-                _decimal(of.get("tokens_per_second"), 1),
-                _decimal(of["over_plain"], 2),
-                _decimal(of.get("over_transformers"), 2),
-                _decimal(of.get("acceptance_length"), 2),
-                percent(of["same_text"].value if "same_text" in of else None),
-            ]
+    model = results.target.name.removesuffix(".gguf")
+    for engine in (peer["name"] for peer in results.details["peers"]):
+        methods: dict[str, dict[str, Figure]] = {}
+        for each in results.figures:
+            if each.labels["peer"] == engine:
+                methods.setdefault(str(each.labels["drafter"]), {})[each.name] = each
+        plain = methods.pop(PLAIN, {})
+        fastest = max(methods, key=lambda name: methods[name]["tokens_per_second"].value or 0.0, default=None)
+        drafts = "–" if fastest is None else f"{_of_interval(methods[fastest].get('decoding'), 1)}, {fastest}"
+        yield [
+            f"{model}, {engine}",
+            _of_interval(plain.get("decoding"), 1),
+            drafts,
+            _of_interval(plain.get("first_token"), 0, 1000),
+            _same_text(plain),
+        ]
+    for left in results.details["left_out"]:
+        yield [f"{model}, {left['peer']}", f"left out: {left['reason']}", "–", "–", "–"]
+
+
+def _same_text(figures: Mapping[str, Figure]) -> str:
+    """Return "identical", or how many answers are, and how many first tokens in the median; a dash without."""
+    share, shared = figures.get("same_as_forerun"), figures.get("shared_prefix")
+    if share is None or share.value is None or shared is None or shared.value is None:
+        return "–"
+    if share.value == 1:
+        return "identical"
+    whole = round(share.value * (share.samples or 0))
+    return f"{whole} of {share.samples}; first {shared.value:.0f} tokens"
+
+
+def _of_interval(figure: Figure | None, digits: int, scale: float = 1.0) -> str:
+    """Format a median with its interval; a dash for none."""
+    if figure is None or figure.value is None or figure.low is None or figure.high is None:
+        return "–"
+    median, low, high = (f"{scale * each:.{digits}f}" for each in (figure.value, figure.low, figure.high))
+    return f"{median} [{low}, {high}]"
 
 
 def _source(results: Results) -> str:
     at = results.environment
-    words = [f"`{results.command}`", f"{at.date[:10]}, commit {at.version}", f"{at.processor}, {at.threads} threads"]
-    busy = [f"load average {at.load_before[0]:.1f} before"] if at.load_before else []
-    count = sum(1 for _ in weaknesses(results))
-    warned = f"; [warnings: {count}](docs/benchmarks.md)" if count else ""
-    return f"- {'; '.join([*words, *busy])} (`benchmarks/{results.file_name}`){warned}."
+    return f"{at.processor}, {at.threads} threads, {at.date[:10]}, commit {at.version}"
 
 
 def _audited(results: Results) -> str:
@@ -119,15 +142,6 @@ def _audited(results: Results) -> str:
         f"{_finely(found['Rule'])} in any of them, and {counts['Engine']:,.0f} requests through the engine one of "
         f"{_finely(found['Engine'])} under any of the options, each with probability 0.9."
     )
-
-
-def _decimal(figure: Figure | None, digits: int) -> str:
-    """Format a value, with its interval where it has one; a dash for none."""
-    if figure is None:
-        return "–"
-    is_ratio = figure.unit == "times" and figure.low is not None and figure.high is not None
-    bounds = f" [{figure.low:.{digits}f}, {figure.high:.{digits}f}]" if is_ratio else ""
-    return f"{figure.value:.{digits}f}{bounds}"
 
 
 def _finely(value: float | None) -> str:

@@ -160,6 +160,10 @@ class GgufSource(ModelSource):
         # a file may say nothing, or the type of what it was made from
         return name if any(map(name.startswith, types)) else max(types, key=lambda each: types[each])
 
+    def stored_nbytes(self) -> int:
+        """Return the bytes of all tensors of the file (`ModelSource.stored_nbytes`)."""
+        return sum(tensor.blocks.nbytes for tensor in self.file.tensors.values())
+
     def stored_dtype(self) -> str | None:
         """Return the dtype of most of the weights, such as "bfloat16"; None if they are quantized
         (`ModelSource.stored_dtype`)."""
