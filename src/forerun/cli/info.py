@@ -152,7 +152,7 @@ def _kernels() -> dict[str, Any]:
     """Describe which kernels run and why. Raises ConfigError as `native`."""
     from forerun.kernels.cpu import LOST, load_library, native
     from forerun.kernels.cpu.compiler import kept_failure
-    from forerun.kernels.cpu.fetching import known_distances
+    from forerun.kernels.cpu.prefetching import known_distances
 
     mode = environment_choice(KERNELS_VARIABLE, KERNELS)
     if mode == REFERENCE:
@@ -174,13 +174,13 @@ def _kernels() -> dict[str, Any]:
         elif (failure := kept_failure(found.path, best)) is not None:
             reason += f" This processor has {best}. {failure}"
     facts = {"run": NATIVE, "instructions": used, "library": str(found.path), "reason": reason}
-    return facts | {"fetch_distances": known_distances(found)}
+    return facts | {"prefetch_distances": known_distances(found)}
 
 
-def _fetching(distances: Mapping[str, Sequence[int]]) -> str:
+def _prefetching(distances: Mapping[str, Sequence[int]]) -> str:
     """Describe how far ahead weights are asked for, by their kind, for one row, two and more."""
     kinds = [f"{kind} {'/'.join(map(str, each))}" for kind, each in distances.items()]
-    return f"{', '.join(kinds)} bytes ahead for 1/2/more rows" if kinds else "nothing tried yet"
+    return f"{', '.join(kinds)} bytes ahead for 1/2/more rows" if kinds else "nothing tried with these threads"
 
 
 def _lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
@@ -199,7 +199,7 @@ def _lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
         ("kernels", " ".join(each for each in (kernels["run"], kernels["instructions"]) if each)),
         ("reason", kernels["reason"]),
         ("library", kernels["library"] or "none"),
-        *((("fetching", _fetching(kernels["fetch_distances"])),) if "fetch_distances" in kernels else ()),
+        *((("prefetching", _prefetching(kernels["prefetch_distances"])),) if "prefetch_distances" in kernels else ()),
         (HOME_VARIABLE, facts["home"] or "none"),
         *((name, text) for name, text in facts["variables"].items() if name != HOME_VARIABLE),
         *(_memory_lines(facts["memory"]) if "memory" in facts else ()),

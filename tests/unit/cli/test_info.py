@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from forerun.drafters.models.head_files.folder import save_head
 from forerun.errors import NativeUnavailableError
 from forerun.kernels import cpu as module
-from forerun.kernels.cpu import fetching
+from forerun.kernels.cpu import prefetching
 from head_cases import EXTENDED, random_d2t, random_tensors
 
 from .conftest import Invoke
@@ -36,12 +36,12 @@ def test_which_kernels_run(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(module, "_loaded", library)
     reason = "avx512 is the best instruction set that the library and this processor have."
     expected = {"run": "native", "instructions": "avx512", "library": "/some/library.so", "reason": reason}
-    monkeypatch.setattr(fetching, "_known", {})
-    assert facts(invoke) == expected | {"fetch_distances": {}}
-    assert re.search(r"^fetching: +nothing tried yet$", invoke("info").stdout, re.MULTILINE)
-    for known in fetching._known.values():
+    monkeypatch.setattr(prefetching, "_known", {})
+    assert facts(invoke) == expected | {"prefetch_distances": {}}
+    assert re.search(r"^prefetching: +nothing tried with these threads$", invoke("info").stdout, re.MULTILINE)
+    for known in prefetching._known.values():
         known["Q4_K"] = [0, 2048, 8192]
-    assert re.search(r"^fetching: +Q4_K 0/2048/8192 bytes ahead", invoke("info").stdout, re.MULTILINE)
+    assert re.search(r"^prefetching: +Q4_K 0/2048/8192 bytes ahead", invoke("info").stdout, re.MULTILINE)
     library.instructions = "avx2"
     assert facts(invoke)["reason"] == reason.replace("avx512", "avx2")
     monkeypatch.setenv("FORERUN_INSTRUCTIONS", "avx2")

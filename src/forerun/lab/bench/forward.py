@@ -16,7 +16,7 @@ from torch import Tensor
 from forerun.config import DEFAULT_DTYPE, DTYPES, QUANTISATIONS, UNQUANTIZED
 from forerun.errors import ConfigError
 from forerun.kernels.cpu import references
-from forerun.kernels.cpu.fetching import reader
+from forerun.kernels.cpu.prefetching import reader
 from forerun.lab.bench.measure import Interval, bootstrap, interleave, ratio
 from forerun.lab.bench.methods import Reference
 from forerun.lab.bench.random_model import opened
@@ -135,7 +135,7 @@ def _measured(
     decoder = model.decoder
     layers = decoder.linear_layers() if isinstance(decoder, NativeDecoder) else []
     weights = [each.packed for each in layers if not each.is_on_disk]
-    if isinstance(decoder, NativeDecoder):
+    if isinstance(decoder, NativeDecoder) and weights:
         steps[READING, 0] = reader(decoder.library, weights)
     reference = Reference(name, dtype) if others and dtype in DTYPES else None
     for k in counts:

@@ -19,7 +19,7 @@ from forerun.drafters import Binding, make_drafter
 from forerun.engine.step_times import step_costs
 from forerun.errors import ConfigError
 from forerun.kernels.cpu import native
-from forerun.kernels.cpu.fetching import reader
+from forerun.kernels.cpu.prefetching import reader
 from forerun.lab.bench.measure import timed
 from forerun.lab.bench.replay import MedianCurve, target_costs
 from forerun.lab.plan.machines import Machine, Overheads, Placed

@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from forerun.kernels.cpu.fetching import choose_distances
 from forerun.kernels.cpu.library import (
     HEADER,
     ExpertsStruct,
@@ -35,6 +34,7 @@ from forerun.kernels.cpu.library import (
 )
 from forerun.kernels.cpu.linear import NativeLinear, expert_memory
 from forerun.kernels.cpu.page_layout import CACHE_FORMATS, LANES, PAGE
+from forerun.kernels.cpu.prefetching import choose_distances
 from forerun.kv_cache.recurrent_state import RecordedState, StateMaker
 from forerun.models.attention.base import Layout, PackedRows
 from forerun.models.attention.native import PathPlanner, rows_struct

@@ -50,9 +50,9 @@ int32_t forerun_use_instructions(int32_t which) {
 void forerun_use_openmp(void* parallel) { forerun::shared_openmp().store((forerun::GompParallel)parallel); }
 int64_t forerun_workspace_bytes(void) { return forerun::kept_workspace().bytes(); }
 
-int32_t forerun_fetch_distance(int32_t kind, int64_t rows) { return forerun::fetch_distance(kind, rows); }
-void forerun_set_fetch_distance(int32_t kind, int64_t rows, int32_t distance) {
-    forerun::fetch_distance(kind, rows) = distance;
+int32_t forerun_prefetch_distance(int32_t kind, int64_t rows) { return forerun::prefetch_distance(kind, rows); }
+void forerun_set_prefetch_distance(int32_t kind, int64_t rows, int32_t distance) {
+    forerun::prefetch_distance(kind, rows) = distance;
 }
 void forerun_read(const uint64_t* addresses, const int64_t* bytes, int64_t n, int64_t distance, int32_t threads) {
     entries().read(addresses, bytes, n, distance, threads);

@@ -226,8 +226,8 @@ int64_t forerun_workspace_bytes(void);
 
 // Bytes from the weights of a kind that are read to those that are asked for, 0 to 2^20, by the rows that they are
 // multiplied with: 1, 2, or more. The same bits with any.
-int32_t forerun_fetch_distance(int32_t kind, int64_t rows);
-void forerun_set_fetch_distance(int32_t kind, int64_t rows, int32_t distance);
+int32_t forerun_prefetch_distance(int32_t kind, int64_t rows);
+void forerun_set_prefetch_distance(int32_t kind, int64_t rows, int32_t distance);
 // Read n packed weights in turn, and compute nothing.
 void forerun_read(const uint64_t* addresses, const int64_t* bytes, int64_t n, int64_t distance, int32_t threads);
 

@@ -24,17 +24,17 @@ namespace forerun {
 
 // Bytes from the weights that are read to those that are asked for, by kind, and for one, two and more rows: the sums of one
 // line keep some processors from looking that far ahead themselves. 0: what is read now is asked for, which costs nothing.
-constexpr int NUM_KINDS = FORERUN_FLOAT32 + 2 + sizeof(LAYOUTS) / sizeof(Layout), FETCH_CLASSES = 3;
-struct FetchDistances {
-    int32_t bytes[NUM_KINDS][FETCH_CLASSES];
-    FetchDistances() {
+constexpr int NUM_KINDS = FORERUN_FLOAT32 + 2 + sizeof(LAYOUTS) / sizeof(Layout), PREFETCH_CLASSES = 3;
+struct PrefetchDistances {
+    int32_t bytes[NUM_KINDS][PREFETCH_CLASSES];
+    PrefetchDistances() {
         for (auto& of_kind : bytes)
             for (int32_t& distance : of_kind) distance = 4096;
     }
 };
-inline FetchDistances fetch_distances;
-inline int32_t& fetch_distance(int32_t kind, int64_t rows) {
-    return fetch_distances.bytes[kind][rows < FETCH_CLASSES ? rows - 1 : FETCH_CLASSES - 1];
+inline PrefetchDistances prefetch_distances;
+inline int32_t& prefetch_distance(int32_t kind, int64_t rows) {
+    return prefetch_distances.bytes[kind][rows < PREFETCH_CLASSES ? rows - 1 : PREFETCH_CLASSES - 1];
 }
 
 // Bytes of a workspace that a thread keeps from one call to the next: a step's of decoding, not those of a long prompt.

@@ -68,7 +68,7 @@ template <int R> INLINE void bfloat16_product(const uint16_t* w, int64_t soon, c
 
 // Sums of products of codes over all inputs, as whole numbers.
 template <int R> INLINE void int8_sums(const ForerunLinear& w, const Input& in, int64_t block, int64_t row, I* y) {
-    const int64_t padded = in.groups * 32, soon = forerun::fetch_distance(w.kind, R);
+    const int64_t padded = in.groups * 32, soon = forerun::prefetch_distance(w.kind, R);
     const uint8_t* p = (const uint8_t*)w.packed + block * padded * 16;
     const int16_t* x = in.codes + row * padded;
     I sum[R], other[R];
@@ -106,7 +106,7 @@ template <int KIND> INLINE Shared shared_of(const uint8_t* head) {
 // A scale per group of 32 inputs and output, or several groups: whole numbers are added within a group, groups in order.
 template <int R, int KIND> INLINE void word_groups(const ForerunLinear& w, const Input& in, int64_t block, int64_t row, F* y) {
     constexpr forerun::Layout L = forerun::layout_of(KIND);
-    const int64_t next = in.groups * 32, span = L.has_zeros() ? w.span : 8, soon = forerun::fetch_distance(KIND, R);
+    const int64_t next = in.groups * 32, span = L.has_zeros() ? w.span : 8, soon = forerun::prefetch_distance(KIND, R);
     const uint8_t* p = (const uint8_t*)w.packed + block * L.block(in.groups, span);
     F total[R];
     Shared shared{f_zero(), f_zero(), i_zero()};
@@ -179,7 +179,7 @@ INLINE void add_part(const uint8_t* p, int64_t soon, const Shared& shared, const
 // y += float(sum) * scale of W * scale of x, and with minima y += minimum * sum of x. One scale per output is last.
 template <int R, int KIND> INLINE void byte_groups(const ForerunLinear& w, const Input& in, int64_t block, int64_t row, F* y) {
     constexpr forerun::Layout L = forerun::layout_of(KIND);
-    const int64_t span = L.has_zeros() ? w.span : 8, soon = forerun::fetch_distance(KIND, R);
+    const int64_t span = L.has_zeros() ? w.span : 8, soon = forerun::prefetch_distance(KIND, R);
     const uint8_t* p = (const uint8_t*)w.packed + block * L.block(in.groups, span);
     F total[R];
     Shared shared{f_zero(), f_zero(), i_zero()};
@@ -204,7 +204,7 @@ template <int R, int KIND> INLINE void byte_groups(const ForerunLinear& w, const
 // Float weights: y[r], r < R, without bias.
 template <int R> INLINE void float_weights(const ForerunLinear& w, const Input& in, int64_t block, int64_t row, F* y) {
     const float* x = in.x + row * in.stride;
-    const int64_t soon = forerun::fetch_distance(w.kind, R);
+    const int64_t soon = forerun::prefetch_distance(w.kind, R);
     if (w.kind == FORERUN_FLOAT32) {
         const float* numbers = (const float*)w.packed + block * 16 * (int64_t)w.in_features;
         float_product<float, R>(numbers, soon, w.in_features, x, in.stride, y);

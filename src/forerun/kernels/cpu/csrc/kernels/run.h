@@ -61,16 +61,19 @@ struct ReadCall {
 FN void read_body(void* data) {
     ReadCall& c = *(ReadCall*)data;
     forerun::Member member(*c.team);
-    constexpr int64_t LINE = 64, UNIT = 256 * LINE;
+    constexpr int64_t LINE = 64, LINES = 4, UNIT = 64 * LINES * LINE;
     for (int64_t i = 0; i < c.n; i++) {
-        if (c.bytes[i] < UNIT) continue;
+        const int64_t whole = c.bytes[i] / (LINES * LINE) * LINES * LINE;
+        if (!whole) continue;
         const uint8_t* from = (const uint8_t*)c.addresses[i];
-        W all[4] = {w_load(from), w_load(from), w_load(from), w_load(from)};
-        for (const auto [first, last] : member.parts(c.bytes[i] / UNIT))
-            for (const uint8_t *p = from + first * UNIT; p < from + last * UNIT; p += 4 * LINE) {
-                for (int line = 0; line < 4; line++) ahead(c.distance, p + LINE * line);
-                for (int line = 0; line < 4; line++) all[line] = w_or(all[line], w_load(p + LINE * line));
+        W all[LINES] = {w_load(from), w_load(from), w_load(from), w_load(from)};
+        for (const auto [first, last] : member.parts((whole + UNIT - 1) / UNIT)) {
+            const uint8_t* end = from + (last * UNIT < whole ? last * UNIT : whole);
+            for (const uint8_t* p = from + first * UNIT; p < end; p += LINES * LINE) {
+                for (int line = 0; line < LINES; line++) ahead(c.distance, p + LINE * line);
+                for (int line = 0; line < LINES; line++) all[line] = w_or(all[line], w_load(p + LINE * line));
             }
+        }
         asm volatile("" ::"m"(all));  // or else nothing would be read
     }
 }

@@ -47,7 +47,7 @@ struct Block {
 // of 16 rows may reach beyond the last one (Input::SPARE_ROWS), tiles of fewer do not.
 INLINE int64_t tile_rows(const Block& a, const Block& b, const Input& in, int64_t row, int64_t n, float* y, int64_t& apart) {
     const int64_t left = n - row, stride = in.groups * 32, steps = in.groups;
-    const int64_t soon = forerun::fetch_distance(FORERUN_BFLOAT16, n);
+    const int64_t soon = forerun::prefetch_distance(FORERUN_BFLOAT16, n);
     const uint16_t *x = in.bfloat16 + row * stride, *first = a.pairs();
     apart = left > TILE_ROWS ? 2 * TILE_ROWS : TILE_ROWS;
     if (left > TILE_ROWS)

@@ -20,7 +20,8 @@ from torch import Tensor
 from forerun.kernels.cpu.library import WEIGHT_KINDS, Library, LinearStruct
 from forerun.kernels.cpu.linear import NativeLinear
 from forerun.utils.files import EntryFile, key_here
-from forerun.utils.home import FETCHING_STEM
+from forerun.utils.home import PREFETCHING_STEM
+from forerun.utils.machine import model as processor
 
 Distances = dict[str, list[int]]
 """By kind of weights, the bytes for one row, for two and for more."""
@@ -35,8 +36,10 @@ _TRIED_BYTES = 64 << 20
 _ROUNDS = 4
 _SECONDS = 0.1
 """After which no third round begins."""
-_TOLERANCE = 0.01
-"""Part by which another distance than the kernels' own must be faster."""
+_MOST_SECONDS = 0.02
+"""For which one row may read all of these: where it takes longer, arithmetic is what takes the time."""
+_GAIN = 0.03
+"""Part by which another distance than the kernels' own must be faster, in every round."""
 
 
 def _restored(state: Mapping[str, Any]) -> Distances:
@@ -48,7 +51,7 @@ def _restored(state: Mapping[str, Any]) -> Distances:
     return found
 
 
-FILE = EntryFile(FETCHING_STEM, 1, "distances of fetching", _restored, dict)
+FILE = EntryFile(PREFETCHING_STEM, 1, "prefetch distances", _restored, dict)
 
 _known: dict[str, Distances] = {}
 
@@ -64,7 +67,8 @@ def known_distances(library: Library) -> Distances:
 
 def choose_distances(library: Library, layers: Iterable[NativeLinear]) -> None:
     """Let products with weights of these kinds use the distance that is known as the best here, after trying those on
-    these weights of which none is known. That takes some hundredths of a second for a kind."""
+    these weights of which none is known. That takes a tenth of a second for a kind, half a second where memory is
+    slow."""
     known = known_distances(library)
     of_kind = defaultdict[int, list[NativeLinear]](list)
     for layer in layers:
@@ -72,20 +76,22 @@ def choose_distances(library: Library, layers: Iterable[NativeLinear]) -> None:
             of_kind[layer.kind].append(layer)
     for name, kind in WEIGHT_KINDS.items():
         if name not in known and sum(layer.nbytes for layer in of_kind[kind]) >= _TRIED_BYTES:
-            known[name] = _tried(library, of_kind[kind])
+            tried = _tried(library, of_kind[kind])
+            known.update(FILE.read().get(_key(library), {}))  # of other processes meanwhile
+            known[name] = tried
             FILE.put(_key(library), known)
         for rows, distance in zip(_ROWS, known.get(name, ()), strict=False):
-            library.set_fetch_distance(kind, rows, distance)
+            library.set_prefetch_distance(kind, rows, distance)
 
 
 def reader(library: Library, memory: Sequence[Tensor]) -> Callable[[], None]:
     """Return a function by which the kernels' threads read memory as they read weights, and compute nothing, with the
-    distance that suits best."""
+    distance that suits best. What does not fill 256 bytes at the end of each tensor is left out."""
     addresses = np.array([each.data_ptr() for each in memory], np.uint64)
     sizes = np.array([each.nbytes for each in memory], np.int64)
     threads = torch.get_num_threads()
 
-    def read(distance: int) -> None:
+    def read(distance: int, _held: Sequence[Tensor] = memory) -> None:
         library.read(addresses.ctypes.data, sizes.ctypes.data, len(sizes), distance, threads)
 
     def seconds(distance: int) -> float:
@@ -98,7 +104,7 @@ def reader(library: Library, memory: Sequence[Tensor]) -> Callable[[], None]:
 
 
 def _key(library: Library) -> str:
-    return key_here((library.instructions, str(torch.get_num_threads())))
+    return key_here((library.instructions, processor(), str(torch.get_num_threads())))
 
 
 def _tried(library: Library, layers: Sequence[NativeLinear]) -> list[int]:
@@ -107,22 +113,25 @@ def _tried(library: Library, layers: Sequence[NativeLinear]) -> list[int]:
     x = torch.ones(max(_ROWS), max(struct.in_features for struct in structs))
     y = torch.empty(max(_ROWS), max(struct.out_features for struct in structs))
     threads = torch.get_num_threads()
+    own, *others = DISTANCES
 
     def seconds(rows: int, distance: int) -> float:
-        library.set_fetch_distance(structs[0].kind, rows, distance)
+        library.set_prefetch_distance(structs[0].kind, rows, distance)
         begin = perf_counter()
         for struct in structs:
             library.linear(ctypes.byref(struct), x.data_ptr(), rows, None, y.data_ptr(), threads)
         return perf_counter() - begin
 
+    if min(seconds(1, own), seconds(1, own)) > _MOST_SECONDS:
+        return [own] * len(_ROWS)
     chosen = []
     for rows in _ROWS:
-        rounds = list[list[float]]()
-        while len(rounds) < 2 or (len(rounds) < _ROUNDS and sum(map(sum, rounds)) < _SECONDS):
-            rounds.append([seconds(rows, distance) for distance in DISTANCES])
-        times = dict(zip(DISTANCES, map(min, zip(*rounds, strict=True)), strict=True))
-        best = min(times, key=times.__getitem__)
-        chosen.append(best if times[best] < (1 - _TOLERANCE) * times[DISTANCES[0]] else DISTANCES[0])
+        rounds = list[dict[int, float]]()
+        while len(rounds) < 2 or (len(rounds) < _ROUNDS and sum(sum(each.values()) for each in rounds) < _SECONDS):
+            rounds.append({distance: seconds(rows, distance) for distance in DISTANCES})
+        gains = {other: min(1 - each[other] / each[own] for each in rounds) for other in others}
+        best = max(gains, key=gains.__getitem__)
+        chosen.append(best if gains[best] > _GAIN else own)
     return chosen
 
 
