@@ -131,12 +131,8 @@ def _measured(
     cached = tokens[:prefix]
     new = tokens[prefix:]
     caches = {kind: filled(each, cached) for kind, each in models.items()}
-    steps: dict[tuple[str, int], Callable[[], object]] = {}
-    decoder = model.decoder
-    layers = decoder.linear_layers() if isinstance(decoder, NativeDecoder) else []
-    weights = [each.packed for each in layers if not each.is_on_disk]
-    if isinstance(decoder, NativeDecoder) and weights:
-        steps[READING, 0] = reader(decoder.library, weights)
+    read, size = _weights_reader(model)
+    steps: dict[tuple[str, int], Callable[[], object]] = {(READING, 0): read}
     reference = Reference(name, dtype) if others and dtype in DTYPES else None
     for k in counts:
         num_logits = k if k <= MOST_LOGITS else 1
@@ -147,10 +143,8 @@ def _measured(
     timed = interleave(steps, rounds, warmup=min(3, rounds))
     seconds = {key: [run.seconds for run in each] for key, each in timed.items()}
     parameters = _multiplied(name, model)
-    reading = seconds.pop((READING, 0), [])
-    bandwidth = (
-        sum(each.nbytes for each in weights) / statistics.median(reading) if reading else read_bandwidth(READ_MIB)
-    )
+    bandwidth = size / statistics.median(seconds.pop((READING, 0)))
+    decoder = model.decoder
     nbytes = decoder.weight_bytes if isinstance(decoder, NativeDecoder) else parameters * BYTES.get(dtype, 2.0)
     return [
         ForwardRow(
@@ -169,6 +163,18 @@ def _measured(
         for method in dict.fromkeys(method for method, _ in seconds)
         for k in counts
     ]
+
+
+def _weights_reader(model: Model) -> tuple[Callable[[], object], int]:
+    """Return a function that reads the model's weights as its kernels do and computes nothing, and how many bytes it
+    reads. Without native kernels torch reads other memory."""
+    decoder = model.decoder
+    layers = decoder.linear_layers() if isinstance(decoder, NativeDecoder) else []
+    weights = [layer.packed for layer in layers if not layer.is_on_disk]
+    if not isinstance(decoder, NativeDecoder) or not weights:
+        numbers = torch.ones(READ_MIB * 2**18)
+        return numbers.sum, numbers.nbytes
+    return reader(decoder.library, weights), sum(each.nbytes for each in weights)
 
 
 def filled(model: LanguageModel, prefix: list[int]) -> Cache:
