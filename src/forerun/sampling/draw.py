@@ -10,7 +10,7 @@ from math import isfinite
 import torch
 from torch import Tensor
 
-from forerun.kernels.cpu import loaded
+from forerun.kernels.cpu import loaded, paced_threads
 
 
 def running_sums(values: Tensor) -> Tensor:
@@ -36,6 +36,7 @@ _CHUNK = 2**15
 """Weights whose cumulative sums are held at once: fresh pages for larger ones cost more than the sums."""
 
 
+@paced_threads()
 def draw_tokens(weights: Tensor, uniforms: Tensor) -> Tensor:
     """Draw one token per row by inversion of the cumulative weights.
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from forerun.config import SamplingParams
+from forerun.kernels.cpu import paced_threads
 from forerun.sampling import filters, penalties
 from forerun.sampling.draw import row_argmax
 from forerun.sampling.grammar import DeadRows, mask_logits, no_token
@@ -57,6 +58,7 @@ class LogitsPipeline:
         """Return whether the request takes the argmax of the raw logits: greedy, and no option moves it."""
         return takes_argmax(params) and params.grammar is None
 
+    @paced_threads()
     def process(self, logits: Tensor, rows: Seq[LogitsRow], dead: DeadRows | None = None) -> Tensor:
         """Compute the processed distributions, as log-probabilities.
 
@@ -79,6 +81,7 @@ class LogitsPipeline:
             logprobs[greedy] = filters.one_hot_log(row_argmax(logits[greedy]), logits.shape[-1], logits.dtype)
         return logprobs
 
+    @paced_threads()
     def probabilities(self, logits: Tensor, rows: Seq[LogitsRow]) -> Tensor:
         """Return [R, V] the exponentials of `process`, to rounding: drafters draw from them, and rejection compares
         them.

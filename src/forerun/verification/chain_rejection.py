@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from forerun.errors import UnsoundProbsError
+from forerun.kernels.cpu import paced_threads
 from forerun.sampling import draw_tokens
 from forerun.types import Draft, Noise, PackedDrafts, Verdict
 from forerun.verification.chain_rejection_math import ChainRule, excess
@@ -22,7 +23,8 @@ class Rejection:
         self.rule = rule
 
     def verify(self, drafts: PackedDrafts, target_logprobs: Tensor, noise: Noise) -> list[Verdict]:
-        target = target_logprobs.exp()
+        with paced_threads():
+            target = target_logprobs.exp()
         accept_probs, left, masses = self.weigh(drafts, target)
         longest = max(map(len, accept_probs))
         uniforms = noise.uniform(len(accept_probs) * (longest + 1)).reshape(-1, longest + 1)
@@ -56,7 +58,9 @@ class Rejection:
             num_ends = len(draft) + 1 - draft.num_candidates
             column += [*carry[:-1], *[1] * num_ends]
             ends += range(start + draft.num_candidates, start + len(draft) + 1)
-        left = excess(torch.tensor(column, dtype=target.dtype, device=target.device)[:, None], target, draft_probs)
+        of_target = torch.tensor(column, dtype=target.dtype, device=target.device)[:, None]
+        with paced_threads():
+            left = excess(of_target, target, draft_probs)
         # Where no candidate was drawn, nothing was meant for one: the bonus token is drawn from the target.
         index = torch.tensor(ends, device=target.device)
         left.index_copy_(0, index, target.index_select(0, index))

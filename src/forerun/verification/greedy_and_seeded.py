@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from forerun.kernels.cpu import paced_threads
 from forerun.sampling import draw_tokens, row_argmax
 from forerun.types import Noise, PackedDrafts, Verdict
 
@@ -47,6 +48,7 @@ class SampleAndMatch:
 
     lossless = True
 
+    @paced_threads()
     def verify(self, drafts: PackedDrafts, target_logprobs: Tensor, noise: Noise) -> list[Verdict]:
         uniforms = noise.uniform(len(target_logprobs))
         return match_sampled_tokens(drafts, draw_tokens(target_logprobs.exp(), uniforms))
@@ -61,6 +63,7 @@ class Coupled:
 
     lossless = True
 
+    @paced_threads()
     def verify(self, drafts: PackedDrafts, target_logprobs: Tensor, noise: Noise) -> list[Verdict]:
         num_rows, vocab_size = target_logprobs.shape
         at_once = max(1, _CHUNK // vocab_size)

@@ -99,6 +99,21 @@ def loaded() -> Library | None:
     return None if isinstance(_loaded, NativeUnavailableError) else _loaded
 
 
+@contextmanager
+def paced_threads() -> Iterator[None]:
+    """Run torch's operations inside, or in a function that this decorates, by as many threads as calls of the native
+    kernels take now: fewer beside a program that has a processor, since torch would wait for it at every operation.
+
+    Only for operations that give the same bits by any number of threads. Sums of floats over a row do not.
+    """
+    library = loaded()
+    if library is None:
+        yield
+        return
+    with library.paced_threads():
+        yield
+
+
 def load_library() -> Library | NativeUnavailableError:
     """Return the library, or the error that makes it unavailable, whatever FORERUN_KERNELS says. Tried once per
     process.

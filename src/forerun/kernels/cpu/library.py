@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from ctypes import Structure, c_float, c_int32, c_int64, c_void_p
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -113,6 +115,9 @@ class Library:
         for name in _COMPUTING:
             getattr(functions, f"forerun_{name}").errcheck = _check
         self.supported = instructions_of_bits(functions.forerun_processor_instructions())
+        self._set_openmp_threads: Callable[[int], object] | None = None
+        mkl = getattr(ctypes.CDLL(torch._C.__file__), "MKL_Set_Num_Threads_Local", None)  # of some of torch's builds
+        self._set_mkl_threads: Callable[[int], int] = mkl or int
         self.shares_openmp = self._share_openmp()
 
     @classmethod
@@ -157,12 +162,30 @@ class Library:
         """
         return int(self._functions.forerun_packed_bytes(kind, out_features, in_features, span))
 
+    @contextmanager
+    def paced_threads(self) -> Iterator[None]:
+        """As `forerun.kernels.cpu.paced_threads`."""
+        most = torch.get_num_threads()
+        threads = self.threads(most)
+        if threads == most or self._set_openmp_threads is None:
+            yield
+            return
+        # Of this thread alone: torch.set_num_threads is for new ones too. MKL, which computes torch.exp, has its own.
+        self._set_openmp_threads(threads)
+        of_mkl = self._set_mkl_threads(threads)
+        try:
+            yield
+        finally:
+            self._set_openmp_threads(most)
+            self._set_mkl_threads(of_mkl)
+
     def _share_openmp(self) -> bool:
         """Make the kernels run on torch's OpenMP threads, and return whether that worked. Two thread pools would wait
         for each other's spinning, since torch's threads spin for milliseconds after each operation."""
         for found in sorted((Path(torch.__file__).parent / "lib").glob("libgomp*.so*")):
             try:
-                parallel = ctypes.CDLL(str(found)).GOMP_parallel  # torch has loaded this file: it is not loaded twice
+                openmp = ctypes.CDLL(str(found))  # torch has loaded this file: it is not loaded twice
+                parallel, self._set_openmp_threads = openmp.GOMP_parallel, openmp.omp_set_num_threads
             except (OSError, AttributeError):
                 continue
             self._functions.forerun_use_openmp(ctypes.cast(parallel, c_void_p))

@@ -48,6 +48,7 @@ int32_t forerun_use_instructions(int32_t which) {
     return 0;
 }
 void forerun_use_openmp(void* parallel) { forerun::shared_openmp().store((forerun::GompParallel)parallel); }
+int32_t forerun_threads(int32_t most) { return forerun::pace().threads(most); }
 int64_t forerun_workspace_bytes(void) { return forerun::kept_workspace().bytes(); }
 
 int32_t forerun_prefetch_distance(int32_t kind, int64_t rows) { return forerun::prefetch_distance(kind, rows); }

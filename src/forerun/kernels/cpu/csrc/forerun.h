@@ -3,7 +3,7 @@
 #pragma once
 #include <cstdint>
 
-#define FORERUN_ABI 25
+#define FORERUN_ABI 26
 
 extern "C" {
 
@@ -221,6 +221,9 @@ int32_t forerun_processor_instructions(void);
 int32_t forerun_use_instructions(int32_t which);  // 0, or -1 where the processor or this library lacks it
 // The OpenMP runtime's GOMP_parallel, so that its threads are shared; null: threads of this library.
 void forerun_use_openmp(void* gomp_parallel);
+// How many threads the calls of the calling thread take now, of `most` that they are given: fewer while they wait for one
+// that the system does not run.
+int32_t forerun_threads(int32_t most);
 // Bytes that the calling thread keeps to work in.
 int64_t forerun_workspace_bytes(void);
 

@@ -39,8 +39,11 @@ class Pace {
             fewer_ /= 2;
             pause_until(now);
         }
-        return most > fewer_ ? most - fewer_ : 1;
+        return threads(most);
     }
+
+    // As many as the last call: what is not judged tries no more.
+    int threads(int most) const { return most > fewer_ ? most - fewer_ : 1; }
 
     // taken, waited: seconds of a call with several threads that ends now.
     void judge(double taken, double waited, Clock::time_point now) {
