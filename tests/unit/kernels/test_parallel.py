@@ -60,7 +60,7 @@ void body(void* data) {
     }
 }
 
-// A loop in which all but one, who holds the first unit for 50 ms, have nothing left to do. Prints the wait that counts.
+// A loop whose first unit is held for 50 ms after all else is done. Prints the wait that counts.
 void hold(void* data) {
     Held& c = *(Held*)data;
     Member member(c.team);
