@@ -445,7 +445,7 @@ class _Note:
 
     def limit(self, first: float) -> float:
         """Return the seconds that compiling may take the next time. first: those that it may take at first."""
-        return first * 2**self.timeouts
+        return first * 2.0**self.timeouts
 
     def keep(self, failure: CompilationError, first: float) -> CompilationError:
         """Store a failure for later processes, as far as the file can be written, and return what they raise: a
