@@ -11,7 +11,7 @@ import pytest
 
 from forerun.config import INSTRUCTIONS
 from forerun.kernels.cpu import compiler as compile_module
-from forerun.kernels.cpu.compiler import library_path
+from forerun.kernels.cpu.compiler import SOURCES, find_compiler, library_path
 from forerun.kernels.cpu.library import Library
 from kernel_cases import using
 
@@ -58,6 +58,24 @@ class Machine:
     def files(self) -> list[str]:
         """Return the names of all files in the folder of kernels, below folders too."""
         return sorted(path.name for path in (self.home / "kernels").rglob("*"))
+
+
+def compiled_program(folder: Path, text: str, *flags: str) -> Path:
+    """Return the path of a C++ program that may include the library's headers, or skip the test without a compiler.
+
+    Raises:
+        CompilationError: it does not compile.
+    """
+    compiler = find_compiler()
+    if compiler is None:
+        pytest.skip("there is no C++ compiler")
+    source = folder / "program.cpp"
+    source.write_text(text)
+    made = source.with_suffix("")
+    arguments = ["-std=c++17", f"-I{SOURCES}", *flags, "-o", str(made), str(source)]
+    for failure in compiler.outcomes({"program": arguments}, 120).values():
+        raise failure
+    return made
 
 
 @pytest.fixture

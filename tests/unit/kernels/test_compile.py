@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import inspect
 import os
 import signal
 import subprocess
@@ -13,13 +14,14 @@ from pathlib import Path
 
 import pytest
 
+from forerun.config import INSTRUCTIONS
 from forerun.errors import CompilationError, ConfigError, NativeUnavailableError
-from forerun.kernels.cpu import compiler as compile_module
 from forerun.kernels.cpu.compiler import (
     FACTS,
     FLAGS,
     LIBRARY,
     PROCESSOR,
+    TIME_LIMIT,
     compile_into,
     find_compiler,
     kept_failure,
@@ -168,30 +170,69 @@ def test_a_set_that_cannot_be_added_for_another_reason(
             machine.library()
 
 
-def test_what_took_too_long_is_tried_again_with_more_time(
+def test_what_took_too_long_is_tried_again_once_with_more_time(
     machine: Machine, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compile_module, "_MOST_TIME", 1.0)
     monkeypatch.setenv("FORERUN_INSTRUCTIONS", "portable")
     path = machine.library()
     machine.made()
-    monkeypatch.setenv("FORERUN_INSTRUCTIONS", "avx512")
-    machine.compiler_fails_with("avx512.o", HANGS)
-    for limit, following in ((0.3, 0.6), (0.6, 1), (1, 1)):
-        with pytest.raises(CompilationError) as raised:
-            machine.library(limit=0.3)
-        told = f"The kernels for avx512 could not be compiled: {machine.compiler} took longer than {limit:g} seconds"
-        assert str(raised.value).startswith(told)
-        assert str(raised.value).endswith(f"The next start gives it {following:g} seconds.")
     monkeypatch.delenv("FORERUN_INSTRUCTIONS")
-    assert machine.library(limit=0.3) == path and machine.made() == ["avx512.o"] * 4  # and nothing for avx2
-    assert "1 seconds, and was ended. The kernels for portable run instead. " in caplog.records[-1].message
-    told_before = [record.message.partition("once: this can take a minute.")[2] for record in caplog.records[:5]]
-    again = [f" It took too long before: now it may take {limit} seconds." for limit in ("0.6", "1", "1")]
-    assert told_before == ["", "", *again]
+    machine.compiler_fails_with("avx512.o", HANGS)
+    instead = "The kernels for portable run instead."
+    caplog.clear()
+    assert machine.library(limit=1) == path and machine.made() == ["avx512.o"]  # and nothing for avx2
+    failure = kept_failure(path, "avx512")
+    assert failure is not None and failure.remedy.endswith("The next start gives it 2 seconds.")
+    assert caplog.messages[0].endswith("once: this can take a minute.")
+    assert f"1 seconds, and was ended. {instead} Try again" in caplog.messages[1]
+    caplog.clear()
+    assert machine.library(limit=1) == path and machine.made() == ["avx2.o", "avx512.o", LIBRARY]
+    assert caplog.messages[0].endswith(" It took too long before: now it may take 2 seconds.")
+    failure = kept_failure(path, "avx512")
+    assert failure is not None and f"{machine.compiler} took longer than 2 seconds, and was ended" in failure.reason
+    (file,) = (machine.home / "kernels").glob("*.json")
+    assert failure.remedy.endswith(f"This compiler is not tried again until {file} is removed.")
+    for _ in range(2):
+        assert machine.library(limit=1) == path and machine.made() == []
+        assert f"2 seconds, and was ended. {instead.replace('portable', 'avx2')}" in caplog.messages[-1]
+    file.unlink()
     machine.compiler_does(COMPILES)
-    assert machine.library(limit=0.3) == path and machine.made() == ["avx512.o", LIBRARY]
-    assert not [name for name in machine.files() if "failed" in name]
+    assert machine.library(limit=1) == path and machine.made() == ["avx512.o", LIBRARY]
+
+
+def test_what_took_too_long_may_succeed_at_the_next_start(machine: Machine) -> None:
+    machine.compiler_fails_with("avx512.o", HANGS)
+    with pytest.raises(CompilationError, match=r"The next start gives it 0\.8 seconds"):
+        machine.library(limit=0.4)
+    machine.compiler_does(COMPILES)
+    path = machine.library()
+    assert kept_failure(path, "avx512") is None and not [name for name in machine.files() if "failed" in name]
+
+
+@pytest.mark.parametrize("hangs", ["*", "*/avx512.o|*/avx2.o|*/portable.o", f"*/{LIBRARY}"])
+def test_a_compiler_that_always_hangs_is_given_up(machine: Machine, hangs: str) -> None:
+    machine.compiler_does(f'case "$out" in {hangs}) {HANGS};; *) {COMPILES};; esac')
+    for _ in range(2 * len(HAS)):
+        with pytest.raises(CompilationError, match="took longer than"):
+            machine.library(limit=0.2)
+    machine.made()
+    with pytest.raises(CompilationError, match=r"took longer than .* is not tried again until"):
+        machine.library(limit=0.2)
+    assert machine.made() == []
+
+
+def test_linking_has_the_rest_of_the_time(machine: Machine) -> None:
+    machine.compiler_does(f'case "$out" in */*.so) {HANGS};; *) sleep 0.5; {COMPILES};; esac')
+    with pytest.raises(CompilationError) as raised:
+        machine.library(limit=2)
+    assert machine.made() == [PROCESSOR, "processor.o"]
+    assert float(raised.value.reason.partition("took longer than ")[2].split()[0]) <= 1.5
+
+
+def test_a_process_waits_as_long_as_another_may_take() -> None:
+    each = dict.fromkeys(("processor", *INSTRUCTIONS), 2 * TIME_LIMIT)
+    wait = inspect.signature(library_path).parameters["wait"].default
+    assert sum(each.values()) < wait < sum(each.values()) + 60
 
 
 def test_what_took_too_long_in_another_process_is_not_tried_at_once(machine: Machine) -> None:

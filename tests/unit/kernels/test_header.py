@@ -11,17 +11,16 @@ import pytest
 
 from forerun.kernels.block_weight import BLOCK_TYPES
 from forerun.kernels.cpu import library
-from forerun.kernels.cpu.compiler import SOURCES, find_compiler
+from forerun.kernels.cpu.compiler import SOURCES
 from forerun.kernels.cpu.header import Header
 from forerun.kernels.cpu.library import HEADER, WEIGHT_KINDS
+
+from .conftest import compiled_program
 
 STRUCTURES = {name: getattr(library, f"{name.removeprefix('Forerun')}Struct") for name in HEADER.fields}
 
 
 def test_offsets_sizes_and_numbers_are_those_of_the_compiler(tmp_path: Path) -> None:
-    compiler = find_compiler()
-    if compiler is None:
-        pytest.skip("there is no C++ compiler")
     lines = [f'show("{name}", sizeof({name}), 0, false);' for name in STRUCTURES]
     expected = [f"{name} {sizeof(cls)} 0 0" for name, cls in STRUCTURES.items()]
     for name, cls in STRUCTURES.items():
@@ -40,9 +39,9 @@ def test_offsets_sizes_and_numbers_are_those_of_the_compiler(tmp_path: Path) -> 
         '{ printf("%s %zu %zu %d\\n", name, size, at, real); }\n'
         f"int main() {{\n{chr(10).join(lines)}\n}}\n"
     )
-    (tmp_path / "show.cpp").write_text(program)
-    compiler.call([["-std=c++17", f"-I{SOURCES}", "-o", str(tmp_path / "show"), str(tmp_path / "show.cpp")]], limit=120)
-    shown = subprocess.run([tmp_path / "show"], capture_output=True, text=True, check=True, timeout=60).stdout
+    shown = subprocess.run(
+        [compiled_program(tmp_path, program)], capture_output=True, text=True, check=True, timeout=60
+    ).stdout
     assert shown.splitlines() == expected
 
 

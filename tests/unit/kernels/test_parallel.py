@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from forerun.errors import NativeUnavailableError
-from forerun.kernels.cpu.compiler import SOURCES, find_compiler
+
+from .conftest import compiled_program
 
 PROGRAM = r"""
 #include "parallel.h"
@@ -56,6 +57,18 @@ void body(void* data) {
         }
         while (c.others < c.units - last) std::this_thread::yield();
         printf("%lld\n", (long long)last);
+    }
+}
+
+// A loop whose first unit is held for 50 ms after all else is done. Prints the wait that counts.
+void hold(void* data) {
+    Held& c = *(Held*)data;
+    Member member(c.team);
+    for (const auto [first, last] : member.parts(c.units)) {
+        c.others += first ? last - first : 0;
+        if (first) continue;
+        while (c.others < c.units - last) std::this_thread::yield();
+        std::this_thread::sleep_for(std::chrono::milliseconds(50));
     }
 }
 
@@ -134,7 +147,8 @@ int main(int, char** arguments) {
         call_late();
     } else {
         Held held{Team(threads), atoll(arguments[3])};
-        run_in_parallel(body, &held, held.team);
+        run_in_parallel(what == "held" ? body : hold, &held, held.team);
+        if (what == "waited") printf("%g\n", held.team.waited.load());
     }
     fflush(stdout);
     _Exit(0);  // threads of the pool wait for ever
@@ -143,14 +157,7 @@ int main(int, char** arguments) {
 
 
 def compiled(folder: Path, *flags: str) -> Path:
-    compiler = find_compiler()
-    if compiler is None:
-        pytest.skip("there is no C++ compiler")
-    source = folder / "program.cpp"
-    source.write_text(PROGRAM)
-    made = source.with_suffix("")
-    compiler.call([["-std=c++17", "-pthread", f"-I{SOURCES}", *flags, "-o", str(made), str(source)]], 120)
-    return made
+    return compiled_program(folder, PROGRAM, "-pthread", *flags)
 
 
 @pytest.fixture(scope="module")
@@ -177,6 +184,14 @@ def test_a_slow_thread_holds_up_the_others_by_a_unit_of_its_own(program: Path, t
 def test_others_do_all_that_a_suspended_thread_has_not_claimed(program: Path, threads: int, units: int) -> None:
     (claimed,) = run(program, "held", threads, units)
     assert claimed <= max(1, units / (4 * threads))
+
+
+@pytest.mark.parametrize(
+    ("threads", "units", "counts"), [(2, 1, False), (2, 3, False), (2, 4, True), (16, 24, False), (16, 36, True)]
+)
+def test_no_wait_counts_in_a_loop_of_few_units(program: Path, threads: int, units: int, *, counts: bool) -> None:
+    (waited,) = run(program, "waited", threads, units)
+    assert waited > 0.01 if counts else waited == 0
 
 
 def paced(program: Path, threads: int, ms: float, late_until: float, end: float) -> list[tuple[float, int]]:

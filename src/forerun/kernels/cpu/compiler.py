@@ -63,11 +63,6 @@ class Compiler:
     command: tuple[str, ...]
     version: str
 
-    def call(self, arguments: Sequence[Sequence[str]], limit: float) -> None:
-        """Run the compiler with each of these arguments, and raise the first failure of `outcomes`."""
-        for failure in self.outcomes({str(index): each for index, each in enumerate(arguments)}, limit).values():
-            raise failure
-
     def outcomes(self, arguments: Mapping[str, Sequence[str]], limit: float) -> dict[str, CompilationError]:
         """Run the compiler with each of these arguments, on as many cores as there are, and return what failed.
 
@@ -86,7 +81,7 @@ class Compiler:
         for name, (code, output) in zip(arguments, done, strict=True):
             what = f"{_subject(name)} could not be compiled: {self.command[0]}"
             if code is None:
-                took = f"{what} took longer than {limit:g} seconds, and was ended."
+                took = f"{what} took longer than {round(limit, 1):g} seconds, and was ended."
                 found[name] = TookTooLongError(took, _LATER)
             elif code:
                 reason = f"{what} {_reason(code, output)}."
@@ -209,8 +204,8 @@ def _reason(code: int, output: str) -> str:
 # of the set that is to run, and later those of others that are wanted, each once. A wheel has all.
 #
 # Where the compiler fails, the file KEY.NAME.failed.json keeps its reason, and later processes repeat that in place of
-# compiling NAME.cpp. One that took too long is tried again by the next process, with more time. A compiler that is
-# missing, or a disk that is full, is looked at each time.
+# compiling NAME.cpp. One that took too long is tried again by the next process, once, with more time. A compiler that
+# is missing, or a disk that is full, is looked at each time.
 
 HERE = Path(__file__).parent
 SOURCES = HERE / "csrc"
@@ -224,12 +219,13 @@ FACTS = "build.json"
 FLAGS = ("-O3", "-std=c++17", "-fPIC", "-shared", "-pthread", "-ffp-contract=off")
 """Without -march and -ffast-math: the file serves any processor of its architecture, with the same bits."""
 TIME_LIMIT = 300.0
-"""Seconds that compiling may take at first: it takes a quarter of a minute of one core, and many times that on a busy
-machine."""
-_MOST_TIME = 1200.0
-"""Seconds that it may take at most, after it took too long: each time it is given twice as long as the time before."""
-_WAIT = _MOST_TIME + 30
-"""Seconds to wait for another process that compiles the same."""
+"""Seconds that compiling and linking may take at first: a quarter of a minute of one core, and many times that on a
+busy machine."""
+_TRIES = 2
+"""How often they may take too long, each time with twice the time: a compiler that hangs is not to hold up every start
+for ever."""
+_WAIT = (1 + len(INSTRUCTIONS)) * TIME_LIMIT * 2 ** (_TRIES - 1) + 30
+"""Seconds to wait for another process that compiles the same: it may try what names the processor's sets, and each."""
 _OTHER_FOLDER = f"The variable {HOME_VARIABLE} names another folder."
 REMOVE = "Remove it, so that it is made anew."
 _ELSEWHERE = f"Let the variable {HOME_VARIABLE} name a folder where programs may be executed."
@@ -252,7 +248,7 @@ def library_path(
     Args:
         sources: the folder of the C++ files: *.cpp are compiled, headers may lie in folders below.
         prebuilt: the folder of a library that came with them; one of other sources is passed over.
-        limit: seconds that compiling, and then linking, may take at first.
+        limit: seconds that compiling and linking may take at first.
         wait: seconds to wait for another process that is compiling.
         every: the library is for every instruction set that the processor has, or this raises.
 
@@ -425,7 +421,7 @@ class _Note:
 
     Attributes:
         file: where it is kept.
-        timeouts: how often it took too long; 0: the compiler failed by itself, or did not fail.
+        timeouts: how often it took too long, if it is to be tried again; else 0.
     """
 
     file: Path
@@ -438,22 +434,28 @@ class _Note:
         file = folder.with_name(f"{folder.name}.{stem}.failed.json")
         try:
             facts = Fields.read(file, ValueError)
-            kind = TookTooLongError if (timeouts := facts.integer("timeouts", low=0)) else CompilationError
+            kind = (
+                TookTooLongError
+                if (timeouts := facts.integer("timeouts", low=0, high=_TRIES - 1))
+                else CompilationError
+            )
             return cls(file, kind(facts.string("reason"), facts.string("remedy")), timeouts)
         except ValueError:
             return cls(file)
 
     def limit(self, first: float) -> float:
         """Return the seconds that compiling may take the next time. first: those that it may take at first."""
-        return max(first, min(first * 2.0 ** min(self.timeouts, 64), _MOST_TIME))
+        return first * 2.0**self.timeouts
 
     def keep(self, failure: CompilationError, first: float) -> CompilationError:
-        """Store a failure for later processes, as far as the file can be written, and return what they raise."""
-        timeouts = self.timeouts + 1 if isinstance(failure, TookTooLongError) else 0
+        """Store a failure for later processes, as far as the file can be written, and return what they raise: a
+        `TookTooLongError` only if it is to be tried again."""
+        again = isinstance(failure, TookTooLongError) and self.timeouts + 1 < _TRIES
+        timeouts = self.timeouts + 1 if again else 0
         then = f"This compiler is not tried again until {self.file} is removed."
-        if timeouts:
+        if again:
             then = f"The next start gives it {replace(self, timeouts=timeouts).limit(first):g} seconds."
-        kept = type(failure)(failure.reason, f"{failure.remedy} {then}")
+        kept = (TookTooLongError if again else CompilationError)(failure.reason, f"{failure.remedy} {then}")
         with suppress(NativeUnavailableError):
             facts = {"reason": kept.reason, "remedy": kept.remedy, "timeouts": timeouts}
             write_json(self.file, facts, error=_unwritable)
@@ -464,7 +466,7 @@ class _Build:
     """The work of compiling what a folder lacks.
 
     Args:
-        limit: seconds that compiling, and then linking, may take at first.
+        limit: seconds that compiling and linking may take at first.
         extra: further arguments of the compiler.
 
     Attributes:
@@ -488,7 +490,8 @@ class _Build:
         """Compile the most wanted instruction set, or every one of the processor.
 
         Where the compiler fails with one, those that are wanted less are tried until one succeeds; but if it takes too
-        long, none is. What has compiled is kept, and then the first failure raised.
+        long and is to be tried again, none is: they might take as long. What has compiled is kept, and then the first
+        failure raised.
 
         Raises:
             CompilationError: the compiler fails, or has failed.
@@ -556,7 +559,7 @@ class _Build:
         Args:
             target: the library's name.
             core, sets: the names of the files, without their ends.
-            limit: seconds that compiling, and then linking, may take.
+            limit: seconds that compiling and linking may take.
 
         Returns:
             By name, what failed.
@@ -564,7 +567,7 @@ class _Build:
         Raises:
             NativeUnavailableError: the folder cannot be written, or the compiler not started.
         """
-        kept = self._kept
+        kept, end = self._kept, time.monotonic() + limit
         former = kept.instructions if target == LIBRARY else []
         stems = [*core, *dict.fromkeys((*former, *sets))]
         with new_files(kept.folder, _unwritable) as new:
@@ -574,7 +577,8 @@ class _Build:
             good = [stem for stem in stems if stem not in failed]
             if {*core} <= {*good} and (not sets or {*sets} & {*good}):
                 objects = [str((new if stem in lacking else kept.folder) / f"{stem}.o") for stem in good]
-                if wrong := self._written({target: new / target}, {target: objects}, limit):
+                rest = max(0.0, end - time.monotonic())
+                if wrong := self._written({target: new / target}, {target: objects}, rest):
                     failed |= dict.fromkeys(lacking or stems, wrong[target])
             if any(new.iterdir()):
                 self._write_facts(new, [stem for stem in good if stem in INSTRUCTIONS])
