@@ -52,13 +52,14 @@ POSITION_ROWS = (1, 5, 2, 8)
 """Rows of forwards that are timed before few and after many positions, the most telling first."""
 POSITION_LEAST, POSITION_COUNT, POSITION_MEMORY = 128, 4096, 2**27
 """The least and the most of these many, and the most bytes that they may take."""
-POSITION_ORDER = (*POSITION_ROWS[:2] * 2, *POSITION_ROWS[2:] * 2, *POSITION_ROWS)
-"""Of these forwards: each row count twice at least, as the two fastest have to agree."""
+POSITION_ORDER = (*POSITION_ROWS[:2] * 2, *POSITION_ROWS[2:] * 2, *POSITION_ROWS, *POSITION_ROWS[:1])
+"""Of these forwards: each row count twice at least, as the two fastest have to agree, and often that to which positions
+add least."""
 POSITION_SECONDS, POSITION_FORWARD = 0.8, 0.1
 """Time for this, and the most that a step of one row may take: larger models learn in use what positions cost."""
-POSITION_SHARE, POSITION_SPREADS, POSITION_RISE = 0.02, 2.0, 0.9
-"""The least that positions must add to count: this share of the forward without them, so many times what the two
-fastest forwards differ by, and this share of what they add to fewer rows."""
+POSITION_SHARE, POSITION_RISE = 0.02, 0.9
+"""The least that positions must add to count, beside what the two fastest forwards differ by: this share of the forward
+without them, and this share of what they add to fewer rows."""
 CHECK_POSITIONS = 2.0
 """Factor between what a position costs now and what another process has measured, from which all is measured anew."""
 CHECK_ROWS, CHECK_SECONDS, CHECK_TOLERANCE = (1, 5), 0.1, 0.2
@@ -140,7 +141,7 @@ def _position_costs(samples: Mapping[int, Sequence[tuple[float, float]]]) -> dic
         (short, next_short, *_), (long, next_long, *_) = map(sorted, zip(*pairs, strict=True))
         spread = next_short - short + next_long - long
         found[rows] = long - short
-        if found[rows] <= max(POSITION_SHARE * short, POSITION_SPREADS * spread, POSITION_RISE * least):
+        if found[rows] <= max(POSITION_SHARE * short, spread, POSITION_RISE * least):
             return {}
         least = found[rows]
     return found

@@ -261,14 +261,14 @@ class Clock:
 def test_positions_cost_what_later_forwards_take_longer(monkeypatch: pytest.MonkeyPatch) -> None:
     target, machine = load_model("bundled"), Machine(0.6, 5e-7)
     clock = Clock(monkeypatch, target, machine)
-    clock.factors = [1.5, *[1.0] * 22, 1.5]
+    clock.factors = [1.5, *[1.0] * 24, 1.5]
     length, found = step_times._positions(target, POSITION_ORDER)
     assert length == 2040
     assert found == pytest.approx({rows: 5e-7 * rows**0.6 for rows in POSITION_ROWS})
-    assert clock.num_forwards == 24
+    assert clock.num_forwards == 26
 
 
-@pytest.mark.parametrize(("base", "num_forwards", "is_found"), [(6e-3, 24, True), (0.08, 10, True), (0.3, 4, False)])
+@pytest.mark.parametrize(("base", "num_forwards", "is_found"), [(6e-3, 26, True), (0.08, 10, True), (0.3, 4, False)])
 def test_timing_positions_ends_when_its_time_is_over(
     base: float, num_forwards: int, is_found: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -308,7 +308,7 @@ def pairs(more: float, *shares: float) -> list[tuple[float, float]]:
         {1: pairs(-1e-3, 0.0), 5: pairs(6e-3, 0.01)},
         {1: pairs(6.9e-3, 0.01), 5: pairs(2.3e-3, 0.01)},
         {1: pairs(2e-3, 0.01), 5: pairs(5e-3, 0.01), 8: pairs(3e-3, 0.01)},
-        {1: pairs(2e-3, 0.01), 5: pairs(5e-3, 0.3)},
+        {1: pairs(2e-3, 0.01), 5: pairs(5e-3, 0.5)},
         {1: pairs(2e-3), 5: pairs(5e-3)},
         {},
     ],
