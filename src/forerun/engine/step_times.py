@@ -52,8 +52,16 @@ POSITION_ROWS = (1, 5, 2, 8)
 """Rows of forwards that are timed before few and after many positions, the most telling first."""
 POSITION_LEAST, POSITION_COUNT, POSITION_MEMORY = 128, 4096, 2**27
 """The least and the most of these many, and the most bytes that they may take."""
-POSITION_ROUNDS, POSITION_SECONDS = 3, 0.4
-"""Rounds of this, and the time for it; for the first two row counts whatever the time."""
+POSITION_ORDER = (*POSITION_ROWS[:2] * 2, *POSITION_ROWS[2:] * 2, *POSITION_ROWS, *POSITION_ROWS[:1])
+"""Of these forwards: each row count twice at least, as the two fastest have to agree, and often that to which positions
+add least."""
+POSITION_SECONDS, POSITION_FORWARD = 0.8, 0.1
+"""Time for this, and the most that a step of one row may take: larger models learn in use what positions cost."""
+POSITION_SHARE, POSITION_RISE = 0.02, 0.9
+"""The least that positions must add to count, beside what the two fastest forwards differ by: this share of the forward
+without them, and this share of what they add to fewer rows."""
+CHECK_POSITIONS = 2.0
+"""Factor between what a position costs now and what another process has measured, from which all is measured anew."""
 CHECK_ROWS, CHECK_SECONDS, CHECK_TOLERANCE = (1, 5), 0.1, 0.2
 """Rows of the steps that are timed where another process has measured, the time for them, each at least once, and the
 relative difference in what further rows cost from which all is measured anew: the machine may have been busy."""
@@ -101,10 +109,42 @@ def _calibrate_steps(target: LanguageModel, costs: CostModel) -> None:
             costs.add_target(KINDS[0], batch, batch * CALIBRATION_CONTEXT, count, median, len(seconds))
             if batch == 1 and any(experts):
                 costs.add_experts(count, statistics.fmean(experts))
+    alone = costs.target(KINDS[0], 1, CALIBRATION_CONTEXT)
+    assert alone is not None
+    if alone[1] <= POSITION_FORWARD:
+        length, found = _positions(target, POSITION_ORDER)
+        if len(found) > 1:
+            costs.add_positions(length, found)
+
+
+def _positions(target: LanguageModel, order: Sequence[int]) -> tuple[int, dict[int, float]]:
+    """Time positions. Returns how many there were, and the seconds of one by rows; none if they cannot be told."""
     cache = target.new_cache()
     length = _positions_held(target, cache) if isinstance(cache, SequenceCache) else 0
-    if isinstance(cache, SequenceCache) and length >= POSITION_LEAST:
-        costs.add_positions(length, _time_positions(target, cache, length))
+    if not isinstance(cache, SequenceCache) or length < POSITION_LEAST:
+        return length, {}
+    found = _position_costs(_time_positions(target, cache, length, order))
+    return length, {rows: each / (length - CALIBRATION_CONTEXT) for rows, each in found.items()}
+
+
+def _position_costs(samples: Mapping[int, Sequence[tuple[float, float]]]) -> dict[int, float]:
+    """Return by rows what positions add to a forward; nothing if that of any cannot be told: on a busy machine forwards
+    differ by more.
+
+    samples: by rows, the seconds of forwards without positions and with them.
+    """
+    found: dict[int, float] = {}
+    least = 0.0
+    for rows, pairs in sorted(samples.items()):
+        if len(pairs) < 2:
+            continue
+        (short, next_short, *_), (long, next_long, *_) = map(sorted, zip(*pairs, strict=True))
+        spread = next_short - short + next_long - long
+        found[rows] = long - short
+        if found[rows] <= max(POSITION_SHARE * short, spread, POSITION_RISE * least):
+            return {}
+        least = found[rows]
+    return found
 
 
 def _positions_held(target: LanguageModel, cache: SequenceCache) -> int:
@@ -117,28 +157,31 @@ def _positions_held(target: LanguageModel, cache: SequenceCache) -> int:
 
 
 @torch.inference_mode()
-def _time_positions(target: LanguageModel, cache: SequenceCache, length: int) -> dict[int, float]:
-    """Return the seconds of a position by rows, from forwards after few and after `length` of them. These have keys and
-    values that nobody computed: forwards after them take the same time."""
+def _time_positions(
+    target: LanguageModel, cache: SequenceCache, length: int, order: Sequence[int]
+) -> dict[int, list[tuple[float, float]]]:
+    """Return the seconds of forwards after few and after `length` positions by rows, in this order, until the time is
+    over. The positions have keys and values that nobody computed: forwards after them take the same time."""
     begin = perf_counter()
     ones = torch.ones((), dtype=cache.dtype, device=target.device)
     cache.feed([-1] * length)
     for layer, (heads, *widths) in enumerate(cache.shapes):  # memory that nobody wrote to is read too quickly
         cache.write(layer, 0, *(ones.expand(heads, length, width) for width in widths))
     cache.drop()
-    fastest: dict[int, list[float]] = {}
-    for place, rows in enumerate(POSITION_ROWS * POSITION_ROUNDS):
-        if place >= 2 and perf_counter() - begin > POSITION_SECONDS:
+    samples: dict[int, list[tuple[float, float]]] = defaultdict(list)
+    for rows in order:
+        if perf_counter() - begin > POSITION_SECONDS:
             break
-        pair = fastest.setdefault(rows, [math.inf, math.inf])
-        for index, cache.length in enumerate((CALIBRATION_CONTEXT, length)):
+        filler = [_STRIDE * i % target.vocab_size for i in range(rows)]
+        seconds = []
+        for cache.length in (CALIBRATION_CONTEXT, length):
             started = perf_counter()
-            filler = [_STRIDE * i % target.vocab_size for i in range(rows)]
             target.forward([Rows(cache, filler)]).logits[-1, 0].item()
-            pair[index] = min(pair[index], perf_counter() - started)
+            seconds.append(perf_counter() - started)
             cache.drop()
+        samples[rows].append((seconds[0], seconds[1]))
     cache.free()
-    return {rows: max(long - short, 1e-9) / (length - CALIBRATION_CONTEXT) for rows, (short, long) in fastest.items()}
+    return samples
 
 
 def _answering(
@@ -191,8 +234,8 @@ class _RowTimer(SpeculationPolicy):
 
 
 def check_costs(target: LanguageModel) -> None:
-    """Forget what another process has measured if further rows cost something else now. The pace of all steps is
-    followed in use, and does not count. Called before drafters that choose by costs are made."""
+    """Forget what another process has measured if further rows, or positions, cost something else now. The pace of all
+    steps is followed in use, and does not count. Called before drafters that choose by costs are made."""
     stored = forward_costs(identity(target))
     known = stored.costs.target(KINDS[0], 1, CALIBRATION_CONTEXT) if stored.is_from_file else None
     if known is None:
@@ -200,9 +243,18 @@ def check_costs(target: LanguageModel) -> None:
     few, many = CHECK_ROWS
     found = _time_rows(target, few, CHECK_SECONDS, CHECK_ROWS, least=len(CHECK_ROWS))
     if few in found and many in found:  # else the context is too short
-        ratio = min(found[many])[0] / min(found[few])[0] * float(known[few] / known[many])
-        if not 1 - CHECK_TOLERANCE < ratio < 1 + CHECK_TOLERANCE:
+        pace = min(found[few])[0] / float(known[few])
+        ratio = min(found[many])[0] / float(known[many]) / pace
+        if not 1 - CHECK_TOLERANCE < ratio < 1 + CHECK_TOLERANCE or _has_other_positions(target, stored.costs, pace):
             stored.forget()
+
+
+def _has_other_positions(target: LanguageModel, costs: CostModel, pace: float) -> bool:
+    """Return whether positions were timed and cost something else now. pace: of steps, in which they have a share."""
+    near, far = (costs.target(KINDS[0], 1, CALIBRATION_CONTEXT + more) for more in (0, 1))
+    then = 0.0 if near is None or far is None else float(far[1] - near[1]) * pace
+    now = _positions(target, POSITION_ROWS[:1] * 2)[1].get(1) if then else None
+    return now is not None and not 1 / CHECK_POSITIONS < now / then < CHECK_POSITIONS
 
 
 def _time_rows(

@@ -182,7 +182,8 @@ COST_PACE = 0.1
 COST_SURPRISE = 0.25
 """Relative difference from what was expected up to which a step moves pace and slopes."""
 COST_FAR = 2.0
-"""Factor on the longest context seen beyond which the first steps tell what positions cost, however they surprise."""
+"""Factor on the longest context seen beyond which the first steps tell what positions cost, however they surprise.
+Others do not."""
 COST_REACH = 256.0
 """Context that counts as seen where none was timed: in a shorter one, noise outweighs what positions cost."""
 EXPERTS_AGAIN = 1.25
@@ -316,13 +317,17 @@ class CostModel:
         beside = self._position.value * positions + self._expert.value * more
         expected = max(base + beside, base / 4, 1e-9)
         surprise = seconds / (expected * self._pace)
-        is_new = bool(curve) and self._position.believes(context / batch, surprise)
+        # what more rows than were seen cost is a guess: their surprise may be the rows'
+        is_new = rows <= curve.largest and self._position.believes(context / batch, surprise)
         if is_new or curve.weight(rows) >= COST_TRUSTED:
             if not is_new:  # one hiccup moves little
                 surprise = min(max(surprise, 1 - COST_SURPRISE), 1 + COST_SURPRISE)
                 self._pace *= surprise ** (1 - (1 - COST_PACE) ** share)
                 self._expert.add(more, (surprise - 1) * expected / (more or 1), share)
-            self._position.add(context / batch, (surprise - 1) * expected / (positions or 1), share, is_new)
+            # within reach the curves and the pace follow; a slope that moved with them would drift away without end
+            # where what positions cost by rows is wrong
+            error = (surprise - 1) * expected / (positions or 1) if is_new else 0.0
+            self._position.add(context / batch, error, share, is_new)
             beside = self._position.value * positions + self._expert.value * more
         paced = seconds / self._pace
         base = base if curve else max(paced - beside, paced / 4)
@@ -341,11 +346,15 @@ class CostModel:
 
     def _by_rows(self, batch: int, most: int) -> Table:
         """Return [most] what a position costs by the rows of a step, as many of each sequence, over the cost before a
-        single row of a sequence; 1 where nothing was timed."""
-        if not self._positions:
-            return np.ones(most)
-        table = self._positions.table(max(most // batch + 2, 2))
-        by_rows: Table = np.interp(np.arange(most) / batch, np.arange(len(table)), table / table[1])
+        single row of a sequence: never less, nor more than that of so many sequences. Where nothing was timed, it is
+        the square root of the rows."""
+        counts = np.arange(min(max(most // batch + 2, 2), COST_SIZE), dtype=np.float64)
+        if self._positions:
+            table = self._positions.table(len(counts))[: len(counts)]
+            ratios = table / table[1]
+        else:
+            ratios = np.sqrt(counts)
+        by_rows: Table = np.interp(np.arange(most) / batch, counts, np.clip(ratios, 1, np.maximum(counts, 1)))
         return by_rows
 
     def add_experts(self, rows: int, count: float) -> None:
@@ -490,13 +499,13 @@ class _Slope:
         return self.is_far(count) or (surprise < 1 and self._weight < COST_TRUSTED and COST_FAR * count > self.reach)
 
     def add(self, count: float, error: float, share: float, is_new: bool = False) -> None:
-        """Add a step. error: seconds of each beyond the value. is_new: `believes` says so."""
+        """Add a step. error: seconds of each beyond the value. is_new: `believes` says so; no one makes it free."""
         if count == 0:
             return
         self._weight = min((0.0 if self.is_far(count) else self._weight) + share, COST_TRUSTED)
         self.reach = max(self.reach, abs(count))
         gain = 1.0 if is_new else share / (COST_MEMORY + share) * (count / self.reach) ** 2
-        self.value = max(0.0, self.value + gain * error)
+        self.value = max(self.value / COST_CLIP if is_new else 0.0, self.value + gain * error)
 
 
 def request_kind(requests: Sequence[Request]) -> str:

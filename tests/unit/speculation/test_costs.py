@@ -113,7 +113,7 @@ def test_context_and_pace_are_no_difference_between_choices() -> None:
     now = costs.target("greedy", 1, 1300)
     assert now is not None
     assert now[5] == pytest.approx(4.8, rel=0.2)
-    assert now[1] / now[5] > 0.75  # without either it would be 0.2
+    assert now[1] / now[5] > 0.55  # without either it would be 0.2; 0.64 if positions cost the root of the rows
 
 
 def test_state_goes_round() -> None:
