@@ -7,7 +7,6 @@ a quarter from them, and the distance that suits it depends on how much is compu
 from __future__ import annotations
 
 import ctypes
-import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -39,8 +38,8 @@ _SECONDS = 0.1
 """After which no third round begins."""
 _MOST_SECONDS = 0.02
 """For which one row may read all of these: where it takes longer, arithmetic is what takes the time."""
-_GAIN = 0.03
-"""Part by which another distance than the kernels' own must be faster, in the median of rounds."""
+_GAIN = 0.02
+"""Part by which another distance than the kernels' own must be faster, in three of four rounds."""
 
 
 def _restored(state: Mapping[str, Any]) -> Distances:
@@ -130,7 +129,7 @@ def _tried(library: Library, layers: Sequence[NativeLinear]) -> list[int]:
         rounds = list[dict[int, float]]()
         while len(rounds) < 2 or (len(rounds) < _ROUNDS and sum(sum(each.values()) for each in rounds) < _SECONDS):
             rounds.append({distance: seconds(rows, distance) for distance in DISTANCES})
-        gains = {other: statistics.median(1 - each[other] / each[own] for each in rounds) for other in others}
+        gains = {other: sorted(1 - each[other] / each[own] for each in rounds)[len(rounds) // 4] for other in others}
         best = max(gains, key=gains.__getitem__)
         chosen.append(best if gains[best] > _GAIN else own)
     return chosen
