@@ -15,7 +15,7 @@ MOST: dict[str, float] = {
     "options with a flag": 307,
     "options of all kinds": 415,
     "class names defined more than once": 0,
-    "words of documents": 38_900,
+    "words of documents": 39_600,
     "tuple assignments in 1,000 statements": 2.2,
     "nested conditional expressions": 0,
     "imports inside functions": 321,
