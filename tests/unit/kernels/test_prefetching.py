@@ -80,9 +80,7 @@ def test_the_fastest_is_chosen_and_kept_for_other_processes(
     assert other.tried
 
 
-def test_one_that_is_faster_in_few_rounds_is_not_chosen(
-    small: NativeLinear, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_that_is_faster_in_few_rounds_is_not_chosen(small: NativeLinear, monkeypatch: pytest.MonkeyPatch) -> None:
     class Noisy(Clock):
         def linear(self, struct: Any, x: int, rows: int, residual: None, y: int, threads: int) -> None:
             super().linear(struct, x, rows, residual, y, threads)
