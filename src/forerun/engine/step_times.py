@@ -50,16 +50,24 @@ CALIBRATION_SECONDS = {1: 1.0, 4: 0.5}
 CALIBRATION_ROUNDS = 5
 POSITION_ROWS = (1, 5, 2, 8)
 """Rows of forwards that are timed before few and after many positions, the most telling first."""
-POSITION_LEAST, POSITION_COUNT, POSITION_MEMORY = 128, 4096, 2**27
-"""The least and the most of these many, and the most bytes that they may take."""
+POSITION_LEAST = 128
+"""The least of these many positions: what fewer cost is not told."""
+POSITION_COUNT = 4096
+"""The most of them."""
+POSITION_MEMORY = 2**27
+"""The most bytes that they may take."""
 POSITION_ORDER = (*POSITION_ROWS[:2] * 2, *POSITION_ROWS[2:] * 2, *POSITION_ROWS, *POSITION_ROWS[:1])
 """Of these forwards: each row count twice at least, as the two fastest have to agree, and often that to which positions
 add least."""
-POSITION_SECONDS, POSITION_FORWARD = 0.8, 0.1
-"""Time for this, and the most that a step of one row may take: larger models learn in use what positions cost."""
-POSITION_SHARE, POSITION_RISE = 0.02, 0.9
-"""The least that positions must add to count, beside what the two fastest forwards differ by: this share of the forward
-without them, and this share of what they add to fewer rows."""
+POSITION_SECONDS = 0.8
+"""Time for this."""
+POSITION_FORWARD = 0.1
+"""The most seconds that a step of one row may take: larger models learn in use what positions cost."""
+POSITION_SHARE = 0.02
+"""Of a forward without positions, the least that they must add to count, beside what the two fastest forwards differ
+by."""
+POSITION_RISE = 0.9
+"""The same, of what they add to fewer rows."""
 CHECK_POSITIONS = 2.0
 """Factor between what a position costs now and what another process has measured, from which all is measured anew."""
 CHECK_ROWS, CHECK_SECONDS, CHECK_TOLERANCE = (1, 5), 0.1, 0.2

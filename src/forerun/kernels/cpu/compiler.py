@@ -567,7 +567,8 @@ class _Build:
         Raises:
             NativeUnavailableError: the folder cannot be written, or the compiler not started.
         """
-        kept, end = self._kept, time.monotonic() + limit
+        kept = self._kept
+        end = time.monotonic() + limit
         former = kept.instructions if target == LIBRARY else []
         stems = [*core, *dict.fromkeys((*former, *sets))]
         with new_files(kept.folder, _unwritable) as new:

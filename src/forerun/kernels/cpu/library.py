@@ -185,7 +185,8 @@ class Library:
         for found in sorted((Path(torch.__file__).parent / "lib").glob("libgomp*.so*")):
             try:
                 openmp = ctypes.CDLL(str(found))  # torch has loaded this file: it is not loaded twice
-                parallel, self._set_openmp_threads = openmp.GOMP_parallel, openmp.omp_set_num_threads
+                parallel = openmp.GOMP_parallel
+                self._set_openmp_threads = openmp.omp_set_num_threads
             except (OSError, AttributeError):
                 continue
             self._functions.forerun_use_openmp(ctypes.cast(parallel, c_void_p))

@@ -87,12 +87,13 @@ def choose_distances(library: Library, layers: Iterable[NativeLinear]) -> None:
 def reader(library: Library, memory: Sequence[Tensor]) -> Callable[[], None]:
     """Return a function by which the kernels' threads read memory as they read weights, and compute nothing, with the
     distance that suits best. What does not fill 256 bytes at the end of each tensor is left out."""
-    addresses = np.array([each.data_ptr() for each in memory], np.uint64)
-    sizes = np.array([each.nbytes for each in memory], np.int64)
+    held = list(memory)  # as long as the function
+    addresses = np.array([each.data_ptr() for each in held], np.uint64)
+    sizes = np.array([each.nbytes for each in held], np.int64)
     threads = torch.get_num_threads()
 
-    def read(distance: int, _held: Sequence[Tensor] = memory) -> None:
-        library.read(addresses.ctypes.data, sizes.ctypes.data, len(sizes), distance, threads)
+    def read(distance: int) -> None:
+        library.read(addresses.ctypes.data, sizes.ctypes.data, len(held), distance, threads)
 
     def seconds(distance: int) -> float:
         begin = perf_counter()

@@ -169,12 +169,12 @@ def _weights_reader(model: Model) -> tuple[Callable[[], object], int]:
     """Return a function that reads the model's weights as its kernels do and computes nothing, and how many bytes it
     reads. Without native kernels torch reads other memory."""
     decoder = model.decoder
-    layers = decoder.linear_layers() if isinstance(decoder, NativeDecoder) else []
-    weights = [layer.packed for layer in layers if not layer.is_on_disk]
-    if not isinstance(decoder, NativeDecoder) or not weights:
-        numbers = torch.ones(READ_MIB * 2**18)
-        return numbers.sum, numbers.nbytes
-    return reader(decoder.library, weights), sum(each.nbytes for each in weights)
+    if isinstance(decoder, NativeDecoder):
+        weights = [layer.packed for layer in decoder.linear_layers() if not layer.is_on_disk]
+        if weights:
+            return reader(decoder.library, weights), sum(each.nbytes for each in weights)
+    numbers = torch.ones(READ_MIB * 2**18)
+    return numbers.sum, numbers.nbytes
 
 
 def filled(model: LanguageModel, prefix: list[int]) -> Cache:

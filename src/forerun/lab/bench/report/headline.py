@@ -94,7 +94,8 @@ def _engine_rows(results: Results) -> Iterator[list[str]]:
 
 def _same_text(figures: Mapping[str, Figure]) -> str:
     """Return "identical", or how many answers are, and how many first tokens in the median; a dash without."""
-    share, shared = figures.get("same_as_forerun"), figures.get("shared_prefix")
+    share = figures.get("same_as_forerun")
+    shared = figures.get("shared_prefix")
     if share is None or share.value is None or shared is None or shared.value is None:
         return "–"
     if share.value == 1:
