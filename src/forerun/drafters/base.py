@@ -75,6 +75,7 @@ class Traits:
         learns: it would learn from them.
         acceptance: as the record of its head or draft model tells it. A drafter that calls several leaves it to them.
         num_probes: nodes beside a draft that the target computes and never accepts. A fixed K does not count them.
+        continues: its drafts may begin with tokens that it is given (`Drafter.begin_with`).
     """
 
     cost_key: tuple[str, ...] = ()
@@ -87,6 +88,7 @@ class Traits:
     learns: bool = False
     acceptance: Acceptance = UNKNOWN_ACCEPTANCE
     num_probes: int = 0
+    continues: bool = False
 
     def automatic_policy(self, costs: CostModel) -> SpeculationPolicy:
         """Make the policy that chooses K for such a drafter, by these costs."""
@@ -97,7 +99,12 @@ class Traits:
     def chooser(self, costs: CostModel | None) -> DraftChooser:
         """Make what weighs such a drafter, whose drafts take time, by these costs."""
         return DraftChooser(
-            costs, self.fixed_length_draft, self.acceptance, follows=self.follows, can_sleep=self.can_sleep
+            costs,
+            self.fixed_length_draft,
+            self.acceptance,
+            follows=self.follows,
+            can_sleep=self.can_sleep,
+            continues=self.continues,
         )
 
     @classmethod
@@ -220,6 +227,10 @@ class Drafter(ABC):
 
     def see_prices(self, prices: Seq[float]) -> None:  # noqa: B027 - most drafters need not weigh anything
         """See, before `draft`, what the step costs in seconds, by the rows that drafts add to it."""
+
+    def begin_with(self, paths: Mapping[Sequence, Draft]) -> None:  # noqa: B027 - for those whose traits say `continues`
+        """See, before `draft`, the chains with which the next drafts of these sequences begin. They were chosen by a
+        rule that does not depend on the target's randomness, and count as tokens of the draft."""
 
     def bind(self, binding: Binding) -> None:  # noqa: B027 - most drafters need nothing of the target
         """See the target before the first sequence, and load what is needed.

@@ -27,7 +27,7 @@ with a path that somebody else gave. All drafters:
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
+from collections.abc import Mapping, Sequence as Seq
 from typing import Any
 
 from forerun.drafters.base import Binding, Drafter, NamedModel, Traits
@@ -71,7 +71,13 @@ class ModelDrafter(Drafter):
         drafting = self.drafting_model
         model = (identity(drafting.model),) if drafting.is_bound else ()
         key = (self._kind, *model, *self.growth.options)
-        return Traits(key, follows=drafting.follows, can_sleep=True, acceptance=drafting.acceptance)
+        return Traits(
+            key,
+            follows=drafting.follows,
+            can_sleep=True,
+            acceptance=drafting.acceptance,
+            continues=self.growth.continues and drafting.has_own_caches and not drafting.reads_states,
+        )
 
     @property
     def nbytes(self) -> int:
@@ -98,6 +104,9 @@ class ModelDrafter(Drafter):
 
     def start(self, sequence: Sequence) -> None:
         self.drafting_model.start(sequence)
+
+    def begin_with(self, paths: Mapping[Sequence, Draft]) -> None:
+        self.growth.begin_with(paths)
 
     def draft(
         self, sequences: Seq[Sequence], num_draft_tokens: Seq[int], min_acceptance_prob: float = 0.0

@@ -6,9 +6,9 @@ from collections.abc import Hashable, Sequence, Sequence as Seq
 
 from forerun.config import MAX_NUM_DRAFT_TOKENS
 
-ACCEPTANCE_FIRST = 0.6
+ACCEPTANCE_FIRST = 0.7
 """Prior acceptance of a draft's first node, where the drafter's record has none."""
-ACCEPTANCE_NEXT = 0.8
+ACCEPTANCE_NEXT = 0.87
 """Prior acceptance of a later node, given that the node before it was accepted."""
 ACCEPTANCE_DECAY = 0.85
 """Weight that a sequence's earlier trials keep when it drafts again."""
@@ -20,6 +20,12 @@ ACCEPTANCE_WEIGHT = 4.0
 """Pseudo-trials of a place's prior."""
 ACCEPTANCE_SEQUENCE_WEIGHT = 4.0
 """Pseudo-trials, accepted and rejected, of the prior that a sequence accepts as often as the others."""
+ACCEPTANCE_SEQUENCE_TRIALS = 4.0
+"""Drafts of one sequence after which a further one teaches the others half as much: texts differ, and one must not
+decide for all."""
+ACCEPTANCE_HOPE = 0.0
+"""Accepted pseudo-trials with which a sequence begins: a text of which nothing is drafted cannot show that it is better
+than others."""
 ACCEPTANCE_MOST = 0.999
 """Largest probability of a step."""
 ACCEPTANCE_REFRESH = 16
@@ -27,7 +33,6 @@ ACCEPTANCE_REFRESH = 16
 LENGTH_WEIGHT = 2.0
 """Pseudo-trials of the prior that a drafter proposes as many nodes as are requested."""
 
-_EVEN = (1.0, 1.0)
 
 
 class AcceptanceStats:
@@ -54,6 +59,7 @@ class AcceptanceStats:
         self._steps: tuple[list[float], list[float]] = ([], [])  # of acceptance and of drafting
         # accepted and what was expected, rejected and what was expected; then the same of drafted nodes
         self._own: dict[Hashable, list[float]] = {}
+        self._num_drafts: dict[Hashable, int] = {}
         self._odds: dict[Hashable, tuple[float, float]] = {}
 
     def observe(self, key: Hashable, num_draft_tokens: int, drafted: int, accepted: Seq[int]) -> None:
@@ -73,7 +79,9 @@ class AcceptanceStats:
         tried = [0, *(node + 1 for node in accepted if node + 1 < num_draft_tokens)]
         opened = min(drafted + 1, num_draft_tokens)
         self._learn_own(key, tried, len(accepted), opened, drafted)
-        decay = ACCEPTANCE_SHARED_DECAY
+        seen = self._num_drafts[key] = self._num_drafts.get(key, 0) + 1
+        weight = ACCEPTANCE_SEQUENCE_TRIALS / (ACCEPTANCE_SEQUENCE_TRIALS + seen - 1)
+        decay = 1 - (1 - ACCEPTANCE_SHARED_DECAY) * weight
         for counts, places in (
             (self._tried, tried),
             (self._accepted, accepted),
@@ -82,7 +90,7 @@ class AcceptanceStats:
         ):
             counts[:num_draft_tokens] = [count * decay for count in counts[:num_draft_tokens]]
             for place in places:
-                counts[place] += 1
+                counts[place] += weight
         self._num_new += 1
 
     def fade(self, key: Hashable) -> None:
@@ -90,12 +98,13 @@ class AcceptanceStats:
         own = self._own.get(key)
         if own is not None:
             self._own[key] = own = [ACCEPTANCE_FADE * each for each in own]
-            self._odds[key] = odds_ratio(*own[:4]), odds_ratio(*own[4:])
+            self._odds[key] = own_odds(own)
 
     def stop(self, key: Hashable) -> None:
         """Forget a sequence that leaves."""
         self._own.pop(key, None)
         self._odds.pop(key, None)
+        self._num_drafts.pop(key, None)
 
     def expect(self, key: Hashable, places: int) -> tuple[list[float], list[float]]:
         """Return for each position the probability of an accepted node, and that of a node at all: two lists
@@ -103,7 +112,7 @@ class AcceptanceStats:
         fresh = min(ACCEPTANCE_REFRESH, 1 + self._num_seen // 4)
         if self._num_new >= fresh or len(self._steps[0]) < places:
             self._compute_steps(places)
-        odds, odds_drafted = self._odds.get(key, _EVEN)
+        odds, odds_drafted = self._odds.get(key) or own_odds([0.0] * 8)
         gain = accept_prob = 1.0
         gains = []
         accept_probs = []
@@ -129,7 +138,7 @@ class AcceptanceStats:
         own = self._own.get(key)
         own = list(now) if own is None else [ACCEPTANCE_DECAY * old + new for old, new in zip(own, now, strict=True)]
         self._own[key] = own
-        self._odds[key] = odds_ratio(*own[:4]), odds_ratio(*own[4:])
+        self._odds[key] = own_odds(own)
 
     def _compute_steps(self, places: int) -> None:
         """Compute the steps that all sequences share, of the first places."""
@@ -155,6 +164,12 @@ class AcceptanceStats:
                 good += accepted
             prior = good / seen
         self._steps = accepts, drafts  # at once: an interrupt leaves the old ones
+
+
+def own_odds(own: Seq[float]) -> tuple[float, float]:
+    """Return a sequence's factors on the odds of acceptance and of drafting. own: as `AcceptanceStats` counts."""
+    came, expected, failed, feared, *drafted = own
+    return odds_ratio(came + ACCEPTANCE_HOPE, expected, failed, feared), odds_ratio(*drafted)
 
 
 def odds_ratio(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence as Seq
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -31,6 +32,9 @@ BEGINS, GOES_ON = 1.03, 1.01
 """Rate over plain decoding that drafting must promise to begin, and to go on."""
 HORIZON = 64
 """Tokens that are at least to come when drafting begins, as far as is assumed; else as many as came so far."""
+SHARE_WEIGHT, SHARE_MEMORY = 8.0, 128
+"""Pseudo-tokens, copied ones, of the prior of a sequence's share that copies leave to the drafter, and the tokens over
+which that share is averaged."""
 FOLLOW_MARGIN = 1.5
 """Factor on the time in which a drafter follows a sequence that drafts must save, as the best of many is overrated."""
 FIRST_WAIT, LAST_WAIT = 8, 512
@@ -47,20 +51,26 @@ WHOLE_STEPS = 12
 
 
 def expected(
-    gains: Seq[float], there: Seq[float], prices: Prices, draft: Seq[float]
+    gains: Seq[float], there: Seq[float], prices: Prices, draft: Seq[float], given: Seq[float] = ()
 ) -> tuple[list[float], list[float]]:
     """Return expected tokens and seconds of a step of one sequence, by K from 0 on.
 
     Args:
         gains: [L] chance that each token is there and accepted. there: [L] chance that it is there.
-        prices: [L + 1 at least]. draft: [L + 1] seconds of drafting.
+        prices: [len(given) + L + 1 at least]. draft: [L + 1] seconds of drafting as many tokens.
+        given: probabilities of the tokens that the draft begins with, which exist already.
     """
-    tokens = [1.0]
-    seconds = [prices[0]]
+    above = given[-1] if given else 1.0
+    first = len(given)
+    tokens = [1.0 + sum(given)]
+    seconds = [prices[first] + draft[0]]
+    reached = 1.0  # the chance that a token is drafted: where the one before it is there
     for place, (gain, chance) in enumerate(zip(gains, there, strict=True)):
-        tokens.append(tokens[-1] + gain)
-        seconds.append(seconds[-1] + chance * (prices[place + 1] - prices[place]))
-    return tokens, [row + node for row, node in zip(seconds, draft, strict=False)]
+        tokens.append(tokens[-1] + above * gain)
+        row = prices[first + place + 1] - prices[first + place]
+        seconds.append(seconds[-1] + chance * row + reached * (draft[place + 1] - draft[place]))
+        reached = chance
+    return tokens, seconds
 
 
 def best_cut(candidates: Seq[Seq[float]], prices: Prices, others: float = 0.0) -> tuple[list[int], float, float]:
@@ -87,6 +97,39 @@ def best_cut(candidates: Seq[Seq[float]], prices: Prices, others: float = 0.0) -
     return counts, best[2], best[3]
 
 
+@dataclass(slots=True)
+class _Use:
+    """What a sequence makes of a drafter beside copies.
+
+    Attributes:
+        followed: its tokens when it drafted last.
+        seen: its tokens when it was considered last.
+        pays: whether a draft then promised more than copies.
+        tokens, paying: those since it was considered first, and of these the ones after which a draft promised more;
+            both fade.
+    """
+
+    followed: int = 0
+    seen: int = 0
+    pays: bool = False
+    tokens: float = 0.0
+    paying: float = 0.0
+
+    def consider(self, length: int, *, pays: bool) -> None:
+        """Count the tokens up to `length`, and whether a draft pays for the next ones."""
+        new = length - self.seen if self.seen else 0
+        kept = (1 - 1 / SHARE_MEMORY) ** new
+        self.tokens = self.tokens * kept + new
+        self.paying = self.paying * kept + new * self.pays
+        self.seen = length
+        self.pays = pays
+
+    @property
+    def share(self) -> float:
+        """Return the share of its tokens that copies leave to the drafter."""
+        return self.paying / (self.tokens + SHARE_WEIGHT)
+
+
 class DraftChooser:
     """Chooses for how many tokens one drafter is asked, 0 included, where its drafts cost time.
 
@@ -97,9 +140,11 @@ class DraftChooser:
         max_tokens: K is never larger.
         follows: tokens that the drafter computes with, at most, before it first drafts for a sequence; None: all.
         can_sleep: it need not be told of steps while it does not draft.
+        continues: its drafts may begin with tokens that it is given.
 
     Attributes:
         rate, plain: tokens per second of the last choice, and of the step without this drafter.
+        num_given: tokens of the copy with which the draft of the only sequence is to begin.
         min_acceptance_prob: probability of acceptance below which a further token lowers that rate.
     """
 
@@ -111,6 +156,7 @@ class DraftChooser:
         max_tokens: int = MAX_NUM_DRAFT_TOKENS,
         follows: int | None = None,
         can_sleep: bool = False,
+        continues: bool = False,
     ) -> None:
         self.costs = costs or CostModel()
         self.fixed_length = fixed_length
@@ -118,12 +164,15 @@ class DraftChooser:
         self._follows = follows
         self._least = fixed_length or 1  # nodes of a draft
         self._can_sleep = can_sleep
+        self._continues = continues
+        self.num_given = 0
         self.acceptance = {
             kind: AcceptanceStats(max_tokens, prior) for kind, prior in zip(KINDS, acceptance, strict=True)
         }
-        self._seen: dict[Sequence, int] = {}  # tokens of a sequence when it drafted last
+        self._uses: dict[Sequence, _Use] = {}
         self._wait = self._due = FIRST_WAIT  # steps between trials, and after which the next is considered
         self._since = 0  # steps since the last draft
+        self._vain = 0  # the same, but for steps in which only copies promised more, and since there was no sequence
         self._credit = 0.0  # seconds that trials may cost now
         self._trial: list[Sequence] = []
         self._left = 0  # steps of the present trial that are still to come
@@ -137,15 +186,20 @@ class DraftChooser:
     @property
     def is_asleep(self) -> bool:
         """Return whether the drafter has not paid for so long that it need not even be told of steps."""
-        return self._can_sleep and SLEEPS <= self._since < self._due - WAKES
+        return self._can_sleep and self._vain >= SLEEPS and self._since < self._due - WAKES
 
-    def choose(self, sequences: Seq[Sequence], prices: Prices, found: Seq[Seq[float]] = ()) -> list[int]:
+    def choose(
+        self, sequences: Seq[Sequence], prices: Prices, found: Seq[Seq[float]] = (), num_chained: int = 0
+    ) -> list[int]:
         """Return [B] the tokens that the drafter is to draft, which raise tokens per second, or which are a trial.
 
         Args:
             found: [B] the probabilities of candidates that exist already, falling: none is drafted where they are worth
                 more.
+            num_chained: of the only sequence's candidates, the first ones that are a chain. The draft may begin with
+                `num_given` of them, which count as drafted.
         """
+        self.num_given = 0
         if self._left and all(sequence in sequences for sequence in self._trial):
             self._left -= 1
             return [min(self._least, self.room(each)) if each in self._trial else 0 for each in sequences]
@@ -170,15 +224,30 @@ class DraftChooser:
         free = [value >= sum(each) for value, each in zip(worth, gains, strict=True)] if found else [False] * batch
         if batch == 1:
             counts, rate = self._best_of_one(sequences[0], gains[0], there[0], prices, draft)
+            if rate > BEGINS / (prices[0] + draft[0]):
+                self._vain = 0
+            sure = self._num_sure(found[0][:num_chained], gains[0]) if found and self._continues else 0
+            if sure:
+                grafted, rate_grafted = self._best_of_one(
+                    sequences[0], gains[0], there[0], prices, draft, found[0][:sure]
+                )
+                if grafted[0] > sure and rate_grafted > rate:
+                    self.num_given = sure
+                    counts = grafted
+                    rate = rate_grafted
         else:
             shown = [list(found[i]) if free[i] else each for i, each in enumerate(gains)]
             counts, rate = self._best_of_many(sequences, shown, there, free, prices, draft)
         goes_on = batch == 1 and self.lag(sequences[0]) == 0
         if rate <= self.plain * (GOES_ON if goes_on else BEGINS):
             counts = [0] * batch
+        for k, sequence in zip(counts, sequences, strict=True):
+            use = self._uses.setdefault(sequence, _Use())
+            use.consider(len(sequence.token_ids), pays=k > 0)
         if any(counts):
             self.rate = rate
-            counts = [k if k and self._earns(each) else 0 for k, each in zip(counts, sequences, strict=True)]
+            earns = [k and self._earns(each, beside_copies=bool(found)) for k, each in zip(counts, sequences, strict=True)]
+            counts = [k if each else 0 for k, each in zip(counts, earns, strict=True)]
         if any(counts):
             self.min_acceptance_prob = self._price_of_a_token(counts, prices, draft)
         else:
@@ -204,21 +273,22 @@ class DraftChooser:
             if outcome.num_draft_tokens:
                 stats.observe(sequence, outcome.num_draft_tokens, outcome.draft.num_candidates, path)
                 lag += max(self.lag(sequence) - len(path) - 1, 0)  # of before this step
-                self._seen[sequence] = len(sequence.token_ids)
+                self.follow(sequence)
                 if sequence in self._trial and path:
                     self._wait = self._due = FIRST_WAIT // 2
             elif asked:  # it was left out by its own fault, which fades
                 stats.fade(sequence)
         self.rest(seconds)
-        if asked and not self._trial:
-            self._since = 0
+        if asked:
+            self._vain = 0
+            self._since = self._since if self._trial else 0
         if whole is None:
             return
         if not asked:
             if self._since % PLAN_STEPS == 0:
                 self.costs.add_idle(whole)
             return
-        longest = max(outcome.num_draft_tokens for outcome in asked)
+        longest = max(max(len(outcome.draft), 1) for outcome in asked)  # chains may end early
         if lag:
             self.costs.add_first_draft(len(asked), longest, lag, whole)
         else:
@@ -228,10 +298,16 @@ class DraftChooser:
         """Let a step without drafts pass, which earns what trials may cost."""
         self._credit += TRIAL_SHARE * seconds
         self._since += 1
+        self._vain += 1
+
+    def follow(self, sequence: Sequence) -> None:
+        """Record that the drafter has computed with all tokens of a sequence."""
+        self._uses.setdefault(sequence, _Use()).followed = len(sequence.token_ids)
 
     def stop(self, sequence: Sequence) -> None:
         """Forget a sequence that leaves."""
-        self._seen.pop(sequence, None)
+        self._uses.pop(sequence, None)
+        self._vain = self._vain if self._uses else 0  # the next sequence is considered anew
         for stats in self.acceptance.values():
             stats.stop(sequence)
         if sequence in self._trial:
@@ -251,7 +327,8 @@ class DraftChooser:
 
     def lag(self, sequence: Sequence) -> int:
         """Return the tokens that the drafter must follow before it drafts: those since it drafted last."""
-        lag = len(sequence.token_ids) - self._seen.get(sequence, 0)
+        use = self._uses.get(sequence)
+        lag = len(sequence.token_ids) - (0 if use is None else use.followed)
         return lag if self._follows is None else min(lag, self._follows)
 
     def room(self, sequence: Sequence) -> int:
@@ -263,21 +340,43 @@ class DraftChooser:
         # drafts of a fixed length have all their rows, whether or not they are candidates
         return gains, there if self.fixed_length is None else [1.0] * len(there)
 
-    def _earns(self, sequence: Sequence) -> bool:
-        """Return whether its drafts will save more time than the drafter takes to follow it."""
+    def _earns(self, sequence: Sequence, *, beside_copies: bool) -> bool:
+        """Return whether its drafts will save more time than the drafter takes to follow it.
+
+        beside_copies: a part of its tokens to come will be copied.
+        """
         lost = FOLLOW_MARGIN * self.costs.follow(self.lag(sequence))
-        ahead = min(max(HORIZON, sequence.num_output), max(sequence.room, 1))
+        ahead: float = min(max(HORIZON, sequence.num_output), max(sequence.room, 1))
+        if beside_copies:
+            ahead *= self._uses[sequence].share
         return lost <= ahead * (1 / self.plain - 1 / self.rate)
 
+    def _num_sure(self, found: Seq[float], gains: Seq[float]) -> int:
+        """Return how many of a copy's first tokens are more probable, each after those before it, than the first of a
+        draft."""
+        above = 1.0
+        for place, prob in enumerate(found):
+            if prob <= above * gains[0]:
+                return place
+            above = prob
+        return len(found)
+
     def _best_of_one(
-        self, sequence: Sequence, gains: list[float], there: list[float], prices: Prices, draft: list[float]
+        self,
+        sequence: Sequence,
+        gains: list[float],
+        there: list[float],
+        prices: Prices,
+        draft: list[float],
+        given: Seq[float] = (),
     ) -> tuple[list[int], float]:
-        """Return the K of one sequence that gives the highest rate, and that rate."""
-        most = min(len(gains), len(prices) - 1, self.room(sequence))
-        tokens, seconds = expected(gains[:most], there[:most], prices, draft)
+        """Return the K of one sequence that gives the highest rate, and that rate. given: as of `expected`."""
+        first = len(given)
+        most = max(min(len(gains), len(prices) - 1 - first, self.room(sequence) - first), 0)
+        tokens, seconds = expected(gains[:most], there[:most], prices, draft, given)
         some = range(most + 1) if self.fixed_length is None else (0, *[most] * (most >= self.fixed_length))
         best = max(some, key=lambda k: tokens[k] / seconds[k])
-        return [best], tokens[best] / seconds[best]
+        return [first + best], tokens[best] / seconds[best]
 
     def _most_of_many(self, sequences: Seq[Sequence], tokens: float, prices: Prices, draft: list[float]) -> float:
         """Return the rate of several sequences if all drafts came true as often as the best, or HOPED.

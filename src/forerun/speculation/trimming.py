@@ -100,10 +100,10 @@ class TrimmingPolicy(SpeculationPolicy):
         if prices is None:
             return plan
         self._vain += sum(map(bool, plan.num_draft_tokens))
-        if not any(len(draft) for draft in drafts):
-            return self._kept(plan, sequences, drafts, [0] * len(drafts), "nothing found")
         settled = [draft for draft in drafts if draft.is_settled]
         self._asked = 0 if settled else self._asked
+        if not any(len(draft) for draft in drafts):
+            return self._kept(plan, sequences, drafts, [0] * len(drafts), "nothing found")
         rows = sum([len(draft) for draft in settled])
         others = sum([sum(draft.accept_probs) for draft in settled])
         candidates = [() if draft.is_settled else draft.accept_probs for draft in drafts]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence as Seq
+from collections.abc import Mapping, Sequence as Seq
 from typing import Any
 
 import torch
@@ -18,6 +18,9 @@ class Growth(ABC):
     Args:
         model: that drafts; whatever its states are.
     """
+
+    continues = False
+    """Its drafts may begin with tokens that it is given (`ChainGrowth.begin_with`)."""
 
     def __init__(self, model: DraftingModel[Any]) -> None:
         self._model = model
@@ -34,6 +37,9 @@ class Growth(ABC):
             self._generator.seed()
         else:
             self._generator.manual_seed(seed)
+
+    def begin_with(self, paths: Mapping[Sequence, Draft]) -> None:  # noqa: B027 - for those that continue
+        """See, before `draft`, the chains with which the next drafts begin, as `Drafter.begin_with` does."""
 
     @abstractmethod
     def draft(

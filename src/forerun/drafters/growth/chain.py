@@ -6,7 +6,7 @@ request shares with the target (Daliri et al., 2408.07978), counts as chosen.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence as Seq
+from collections.abc import Callable, Mapping, Sequence as Seq
 from typing import Any
 
 import torch
@@ -36,10 +36,16 @@ class ChainGrowth(Growth):
         begin: where chains begin; None: at the last committed token.
     """
 
+    continues = True
+
     def __init__(self, model: DraftingModel[Any], begin: Begin | None = None) -> None:
         super().__init__(model)
         self._begin = begin
+        self._given: Mapping[Sequence, Draft] = {}
         self._confidence: dict[Picking, Confidence] = {picking: Confidence() for picking in Picking}
+
+    def begin_with(self, paths: Mapping[Sequence, Draft]) -> None:
+        self._given = paths
 
     def draft(
         self, sequences: Seq[Sequence], num_draft_tokens: Seq[int], min_acceptance_prob: float = 0.0
@@ -58,7 +64,8 @@ class ChainGrowth(Growth):
             )
         growing = [chain for chain in chains if chain.max_nodes > 0]
         self._prepare(growing)
-        self._grow(growing, min_acceptance_prob)
+        self._given = {}
+        self._grow([chain for chain in growing if not chain.ended], min_acceptance_prob)
         for chain in chains:
             counted = min_acceptance_prob > 0 and len(chain.tree) > 0
             chain.state.remember((chain.tree, chain.confidence.rates) if counted else None)
@@ -119,6 +126,8 @@ class ChainGrowth(Growth):
         drawn = []
         for chain in chains:
             chain.unfed = self._model.unfed(chain.state)
+            if (path := self._given.get(chain.sequence)) is not None:
+                chain.give(path, self._model.vocab_size)
             if chain.picking is Picking.DRAWN:
                 drawn.append(chain)
         if drawn:
@@ -126,8 +135,9 @@ class ChainGrowth(Growth):
             uniforms = torch.rand(sum(sizes), dtype=torch.float64, generator=self._generator)
             for chain, part in zip(drawn, torch.split(uniforms, sizes), strict=True):
                 chain.uniforms = part
-        if self._begin is not None and chains:
-            for chain, path in zip(chains, self._begin(chains), strict=True):
+        whole = [chain for chain in chains if not len(chain.tree)]
+        if self._begin is not None and whole:
+            for chain, path in zip(whole, self._begin(whole), strict=True):
                 chain.proposed = path
 
     def _extend_finite(self, chains: list[GrowingChain], logits: Tensor, with_probabilities: bool) -> None:

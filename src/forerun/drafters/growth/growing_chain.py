@@ -9,6 +9,7 @@ from math import sqrt
 
 import torch
 from torch import Tensor
+from torch.nn.functional import one_hot
 
 from forerun.drafters.growth.ranked_tree import RankedTree
 from forerun.drafters.models.state import DraftState
@@ -37,6 +38,9 @@ _BINS = 12
 """Bins of a draft model's probabilities; they are equally wide in the probability's square root."""
 _RANKS = 3
 """Ranks of a token among its siblings that are measured apart; later ones count as the last."""
+ROW_SHARE = 0.5
+"""Of what a further token costs, the target's row; the rest, the draft model's forward, is paid when a chain looks at
+the token, so that the last one is kept unless it is worth less than a row."""
 _DECAY = 0.995
 """Weight that earlier trials of a level keep at each new one."""
 
@@ -125,6 +129,17 @@ class GrowingChain:
         """Return the number of rows of the next forward that have logits."""
         return len(self.proposed) + 1
 
+    def give(self, path: Draft, vocab_size: int) -> None:
+        """Begin with tokens that were not picked from the model's logits; before anything else."""
+        token_ids = path.ids[: self.max_nodes]
+        for token_id, accept_prob in zip(token_ids, path.accept_probs, strict=False):
+            self.tree.add(token_id, len(self.tree) - 1, -1, accept_prob)
+            self.accept_prob = accept_prob
+        if self.picking is Picking.DRAWN:  # of a token that no draw decides, the distribution is certain
+            self.probs.extend(one_hot(torch.tensor(token_ids), vocab_size).float())
+        self.unfed = [*self.unfed, *token_ids]
+        self.ended = len(self.tree) == self.max_nodes
+
     def extend(self, picked: Seq[int], probabilities: Seq[float] | None, probs: Tensor | None) -> int:
         """Take what was picked at each row, as far as the rows before it were fed what was picked there.
 
@@ -149,7 +164,7 @@ class GrowingChain:
             level = self.confidence.level(probability)
             self.accept_prob *= self.confidence.accept_prob(probability, level)
             self.ended = self.accept_prob <= self.min_acceptance_prob
-            if self.ended and distribution is None:
+            if self.accept_prob <= ROW_SHARE * self.min_acceptance_prob and distribution is None:
                 return
         # A drawn token that was looked at stays: to drop it would bias what is accepted.
         tree = self.tree

@@ -40,7 +40,7 @@ class RankedTree(Tree):
     """A tree whose nodes' acceptance is estimated and measured.
 
     Attributes:
-        levels: [n] level of each node in the rates, where its trial is counted.
+        levels: [n] level of each node in the rates, where its trial is counted; -1: it is not.
         accept_probs: [n] estimated probability that the node and all above it are accepted.
     """
 
@@ -85,7 +85,7 @@ class RankedTree(Tree):
         path = verdict.path
         committed = dict(zip([ROOT, *path], [*(ids[node] for node in path), verdict.next_token], strict=True))
         for node, parent in enumerate(self.parents):
-            if parent in committed:
+            if parent in committed and self.levels[node] >= 0:
                 rates.observe(self.levels[node], ids[node] == committed[parent])
 
     def observe_tokens(self, rates: Rates, token_ids: Seq[int]) -> None:

@@ -14,12 +14,20 @@ from dataclasses import replace
 from forerun.config import HYBRID_MODES, HYBRID_SOURCES, MAX_NUM_DRAFT_TOKENS
 from forerun.drafters.base import Binding, Drafter, Traits
 from forerun.drafters.build import build_drafter
-from forerun.drafters.hybrid.members import CompositeDrafter, MemberStep, agreement, merge, source_step, with_source
+from forerun.drafters.hybrid.members import (
+    CompositeDrafter,
+    MemberStep,
+    agreement,
+    merge,
+    source_step,
+    with_source,
+    without_given,
+)
 from forerun.drafters.validation import checked_drafts
 from forerun.errors import ConfigError, DrafterError
 from forerun.models import identity
 from forerun.speculation import CostModel, DraftOutcome, drafter_costs
-from forerun.speculation.choose_k import PLAN_STEPS
+from forerun.speculation.choose_k import PLAN_STEPS, best_cut
 from forerun.types import Draft, Needs, Sequence, Step, Verdict
 
 
@@ -164,8 +172,10 @@ class Hybrid(CompositeDrafter):
             )
         self._is_priced = prices is not None
         self._wake()
-        for sequence, most in drafting:
-            self._settle(sequence, most, is_priced=prices is not None)
+        for index, (sequence, most) in enumerate(drafting):
+            self._settle(sequence, most)
+            if prices is not None and any(counts[index] for counts in asked.values()):
+                self._weigh(self._given[sequence], prices)
         return [self._given[each].draft if each in self._given else Draft.empty() for each in sequences]
 
     def commit(self, steps: Seq[Step]) -> None:
@@ -219,7 +229,7 @@ class Hybrid(CompositeDrafter):
             if steps and self._refusing == sequences:
                 self._refused[number] = steps - 1
                 continue
-            counts = chooser.choose(sequences, prices, found)
+            counts = chooser.choose(sequences, prices, found, self._num_chained(sequences))
             if not any(counts):
                 self._refused[number] = PLAN_STEPS - 1
             rate = 0.0 if chooser.is_trying else chooser.rate
@@ -231,7 +241,26 @@ class Hybrid(CompositeDrafter):
             return {}
         _, number, counts = best
         self._count_asked(number, sequences, counts)
+        self._begin(number, sequences[0])
         return {number: counts}
+
+    def _num_chained(self, sequences: Seq[Sequence]) -> int:
+        """Return how many of the first nodes of the only sequence's copy are a chain; 0 for several sequences."""
+        number = self._best_found(sequences[0])[0]
+        if len(sequences) > 1 or number is None:
+            return 0
+        parents = self._given[sequences[0]].drafts[number][1].parents
+        return next((node for node, parent in enumerate(parents) if parent != node - 1), len(parents))
+
+    def _begin(self, number: int, sequence: Sequence) -> None:
+        """Let the draft of a source begin with the part of the best copy that its chooser has found sure."""
+        num_given = self._choosers[number].num_given
+        copy = self._best_found(sequence)[0]
+        if num_given and copy is not None:
+            given = self._given[sequence]
+            given.num_given = num_given
+            given.copied = self._parts[copy][0]
+            self._parts[number][1].begin_with({sequence: given.drafts[copy][1].first(num_given)})
 
     def _worth_more(self, drafting: Seq[tuple[Sequence, int]], found: Seq[Seq[float]]) -> dict[int, list[int]]:
         """Return what `_wanted` returns where drafts cost nothing."""
@@ -262,13 +291,24 @@ class Hybrid(CompositeDrafter):
         best = max(probs, key=lambda number: sum(probs[number]), default=None)
         return best, () if best is None else probs[best]
 
-    def _settle(self, sequence: Sequence, most: int, *, is_priced: bool) -> None:
+    def _weigh(self, given: MemberStep, prices: Seq[float]) -> None:
+        """Settle the draft of a sequence for which a source took its time: that is no search, and all of it is kept
+        unless the source gave nothing, so that the draft is a copy."""
+        draft = given.draft
+        if given.owner is not None and given.owner not in self._choosers:
+            draft = draft.first(best_cut([draft.accept_probs], prices)[0][0])
+        given.draft = replace(draft, is_settled=True)
+
+    def _settle(self, sequence: Sequence, most: int) -> None:
         """Make the sequence's draft of its sources'."""
         given = self._given[sequence]
         parts = {number: draft for number, (_, draft) in given.drafts.items() if len(draft)}
         for number, draft in parts.items():
             if number in self._choosers:
-                draft.accept_probs = self._choosers[number].gains(sequence, len(draft))
+                copied = self._best_found(sequence)[1][: given.num_given]
+                above = copied[-1] if copied else 1.0
+                gains = self._choosers[number].gains(sequence, len(draft) - len(copied))
+                draft.accept_probs = [*copied, *(above * gain for gain in gains)]
         if not parts:
             return
         if len(parts) > 1 and self._mode == "merge":
@@ -281,8 +321,11 @@ class Hybrid(CompositeDrafter):
         # copies are not weighed against a draft that was drawn: it would count for how it came out
         given.owner = self._best_found(sequence)[0] if paid is None else paid
         assert given.owner is not None
-        given.draft = with_source(self._parts[given.owner][0], parts[given.owner])
-        given.draft.is_settled = is_priced and paid is not None
+        draft = parts[given.owner]
+        if given.num_given:
+            names = [given.copied] * given.num_given + [self._parts[given.owner][0]] * (len(draft) - given.num_given)
+            draft = replace(draft, sources=tuple(names))
+        given.draft = with_source(self._parts[given.owner][0], draft)
 
     def _learn(self, steps: Seq[Step], given: Seq[MemberStep | None]) -> None:
         """Report to the choosers how far the committed tokens bear out each source's draft, verified or not."""
@@ -301,7 +344,11 @@ class Hybrid(CompositeDrafter):
                     path = step.verdict.path
                     judged = draft.num_candidates
                 count = count if judged == draft.num_candidates else judged
-                outcomes.append(DraftOutcome(step.sequence, count, draft.first(judged), Verdict(path, new_ids[-1])))
+                outcome = DraftOutcome(step.sequence, count, draft.first(judged), Verdict(path, new_ids[-1]))
+                if number == each.owner and each.num_given:
+                    chooser.follow(step.sequence)
+                    outcome = without_given(outcome, each.num_given)
+                outcomes.append(outcome)
             chooser.observe(outcomes, self._plain, None)
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from forerun.drafters.base import Binding, Drafter, NamedModel, Traits
 from forerun.drafters.validation import check_drafter
 from forerun.errors import DrafterError, ModelLoadError
+from forerun.speculation import DraftOutcome
 from forerun.types import Draft, Needs, Pool, Step, Verdict
 from forerun.utils.tree import ROOT, Tree
 
@@ -160,6 +161,18 @@ def agreement(draft: Draft, new_ids: Seq[int]) -> tuple[list[int], int]:
     return path, judged
 
 
+def without_given(outcome: DraftOutcome, num_given: int) -> DraftOutcome:
+    """Return the outcome of what a chain's owner added to the tokens that it was given; of nothing where one of these
+    was rejected."""
+    count = outcome.num_draft_tokens - num_given
+    path = outcome.verdict.path
+    if count <= 0 or len(path) < num_given:
+        return replace(outcome, num_draft_tokens=0, draft=Draft.empty(), verdict=Verdict([], outcome.verdict.next_token))
+    own = Draft.chain(outcome.draft.ids[num_given:])
+    verdict = Verdict([node - num_given for node in path[num_given:]], outcome.verdict.next_token)
+    return replace(outcome, num_draft_tokens=count, draft=own, verdict=verdict)
+
+
 @dataclass(slots=True, eq=False)
 class MemberStep:
     """The drafts of one sequence in a step, kept until the step's verdict.
@@ -169,12 +182,16 @@ class MemberStep:
         drafts: source -> requested nodes, its draft.
         owner: the source whose draft it is; None of a merged tree.
         merged: the tree, where several were merged, of the sources in `drafts` in that order.
+        num_given: tokens of a copy with which the owner's draft begins.
+        copied: the name of the source whose copy that is.
     """
 
     draft: Draft
     drafts: dict[int, tuple[int, Draft]]
     owner: int | None = None
     merged: Merged | None = None
+    num_given: int = 0
+    copied: str = ""
 
     def of(self, draft: Draft | None) -> MemberStep | None:
         """Return the same of a draft that was cut short; None of one that was made of something else."""
@@ -189,7 +206,7 @@ class MemberStep:
             merged = Merged(draft, [[pair for pair in pairs if pair[1] < count] for pairs in merged.kept_nodes])
         elif self.owner is not None:
             drafts = {**drafts, self.owner: (drafts[self.owner][0], drafts[self.owner][1].first(count))}
-        return MemberStep(draft, drafts, self.owner, merged)
+        return replace(self, draft=draft, drafts=drafts, merged=merged)
 
 
 def source_step(step: Step, given: MemberStep | None, number: int, all_needs: Needs, needs: Needs) -> Step:

@@ -106,7 +106,7 @@ class DraftingModel(Generic[State]):
         self._new_state = new_state
         self._bound: BoundModel | None = None
         self._reported = False
-        self._prefill_policy = PrefillPolicy()
+        self._prefill_policy = PrefillPolicy(is_cheap=self.reads_states)  # a head has a layer or a few
 
     @property
     def is_bound(self) -> bool:
@@ -255,7 +255,8 @@ class DraftingModel(Generic[State]):
 
     def max_depth(self, sequence: Sequence, max_nodes: int) -> int:
         """Return how deep a draft may be: the deepest token that is fed stands at len + depth - 2."""
-        room = min(self.model.context_length - len(sequence.token_ids) + 1, sequence.room)
+        num_fed = len(sequence.token_ids) - self.states[sequence].shift
+        room = min(self.model.context_length - num_fed + 1, sequence.room)
         return max(0, min(max_nodes, room))
 
     def longest_chain(self, max_nodes: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Seq
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,10 @@ from forerun.drafters.models.state import DraftState
 from forerun.errors import ConfigError, DrafterError
 from forerun.models import LanguageModel, check_quantization, find_tokenizer, inherited_dtype, load_draft_model
 from forerun.utils.vocabulary import Vocabulary, check_same_tokens
+
+
+DRAFT_FOLLOWS = 1024
+"""`Traits.follows` of draft models: the last tokens of a sequence with which a draft model begins."""
 
 
 class SharedVocabulary:
@@ -117,11 +122,25 @@ class DraftSource:
         return self._loaded, find_tokenizer(source)
 
 
+class CausalDraftModel(DraftingModel[DraftState]):
+    """A causal language model. What lies far before its first draft, or its next one, costs more to compute than it
+    adds to the drafts' acceptance, and is skipped."""
+
+    follows = DRAFT_FOLLOWS
+
+    def prefill(self, states: Seq[DraftState], min_tokens: int, num_computed: Seq[int] | None = None) -> None:
+        for index, state in enumerate(states):
+            end = len(state.sequence.token_ids) - 1 if num_computed is None else num_computed[index]
+            if end - state.shift - state.cache.length > DRAFT_FOLLOWS:
+                state.skip_to(end - DRAFT_FOLLOWS)
+        super().prefill(states, min_tokens, num_computed)
+
+
 def draft_model(
     model: str | Path | LanguageModel | None, dtype: str | None, quantize: str | None
 ) -> DraftingModel[DraftState]:
     """Return a draft model, which is loaded when it is bound. Arguments and errors as of `DraftSource`."""
-    return DraftingModel(DraftSource(model, dtype, quantize), DraftState)
+    return CausalDraftModel(DraftSource(model, dtype, quantize), DraftState)
 
 
 def check_draft_quantization(

@@ -20,13 +20,14 @@ class PrefillPolicy:
 
     Early prefill costs nothing for a sequence that will draft, since its tokens must be computed in any case, and its
     first draft does not wait for a long prompt. For a sequence that never drafts it is wasted: in a batch too large
-    for drafts to pay, each prompt would be computed twice. So a sequence is prefilled as long as it drafts, and a new
-    one while others draft.
+    for drafts to pay, each prompt would be computed twice. So a sequence is prefilled as long as it drafts. A new one
+    is, while others draft, where a prompt costs little (`is_cheap`); else its first draft must repay the prompt.
     """
 
-    __slots__ = ("_drafting", "_lengths", "_overall_share", "_shares")
+    __slots__ = ("_drafting", "_is_cheap", "_lengths", "_overall_share", "_shares")
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_cheap: bool) -> None:
+        self._is_cheap = is_cheap
         self._shares: dict[Sequence, float] = {}
         self._lengths: dict[Sequence, int] = {}
         self._drafting: set[Sequence] = set()
@@ -34,7 +35,7 @@ class PrefillPolicy:
 
     def start(self, sequence: Sequence) -> None:
         """Register a sequence."""
-        self._shares[sequence] = self._overall_share
+        self._shares[sequence] = self._overall_share if self._is_cheap else 0.0
         self._lengths[sequence] = len(sequence.token_ids)
 
     def stop(self, sequence: Sequence) -> None:

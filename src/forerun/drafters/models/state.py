@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from forerun.drafters.growth.ranked_tree import RankedTree
 from forerun.kernels.cpu.page_layout import PAGE
@@ -27,8 +28,11 @@ class DraftState:
         drafted: the last draft, and the rates that its trials are counted in; None if they are not counted.
         drafted_at: length of the sequence when it was made.
         num_published: positions of the cache that have been offered for adoption.
-        shift: the token at position p of the cache is the sequence's at p + shift.
+        shift: the token at position p of the cache is the sequence's at p + shift. `FIRST_SHIFT`, or more where tokens
+            were skipped.
     """
+
+    FIRST_SHIFT: ClassVar[int] = 0
 
     sequence: Sequence
     cache: Cache
@@ -53,6 +57,13 @@ class DraftState:
             self.cache.commit(self.scratch.follow(self.sequence.token_ids[first:end]))
             self.scratch = Tree()
 
+    def skip_to(self, position: int) -> None:
+        """Begin anew with the token at this position, as if the sequence began there."""
+        self.settle()
+        self.cache.truncate(0)
+        self.shift = position
+        self.num_published = 0
+
     def skip_prefill(self) -> None:
         """Prepare for tokens that are not computed until a draft is requested; nothing is needed but the tokens."""
 
@@ -73,7 +84,10 @@ class DraftState:
         return LogitsRow(self.view, path)
 
     def may_publish(self) -> bool:
-        """Return whether the cache holds another whole final page. The last committed token may be fed again."""
+        """Return whether the cache holds another whole final page. The last committed token may be fed again; rows
+        behind a gap cannot be adopted."""
+        if self.shift != self.FIRST_SHIFT:
+            return False
         most = len(self.sequence.token_ids) - self.shift - 1
         return min(self.cache.length, most) - self.num_published >= PAGE
 
@@ -92,6 +106,9 @@ class DraftState:
         """Forget what was computed of the tokens from `length` on, which have been replaced."""
         self.drafted = None
         self.settle(length)
+        if length <= self.shift:  # nothing is left
+            self.shift = self.FIRST_SHIFT
+            self.cache.truncate(0)
         end = max(0, length - self.shift)
         self.cache.truncate(min(end, self.cache.length))
         self.num_published = min(self.num_published, end // PAGE * PAGE)

@@ -46,6 +46,8 @@ class HeadState(DraftState):
         outputs: [1 + scratch rows, S], the states that the last committed row and each row of the scratch give.
     """
 
+    FIRST_SHIFT = 1
+
     shift: int = 1
     pieces: list[Tensor] = field(default_factory=list)
     states_start: int = 0
@@ -132,10 +134,6 @@ class HeadState(DraftState):
             self.shift += self.states_start - (self.next_token - 1)
         tokens = DraftState.unfed(self)
         return tokens[: max(0, self.states_end - (self.next_token - 1))]
-
-    def may_publish(self) -> bool:
-        """Return whether another page can be published; rows behind a gap cannot be adopted."""
-        return self.shift == 1 and DraftState.may_publish(self)
 
     def rewind(self, length: int) -> None:
         DraftState.rewind(self, length)
