@@ -6,9 +6,9 @@ from collections.abc import Hashable, Sequence, Sequence as Seq
 
 from forerun.config import MAX_NUM_DRAFT_TOKENS
 
-ACCEPTANCE_FIRST = 0.7
+ACCEPTANCE_FIRST = 0.6
 """Prior acceptance of a draft's first node, where the drafter's record has none."""
-ACCEPTANCE_NEXT = 0.87
+ACCEPTANCE_NEXT = 0.8
 """Prior acceptance of a later node, given that the node before it was accepted."""
 ACCEPTANCE_DECAY = 0.85
 """Weight that a sequence's earlier trials keep when it drafts again."""
@@ -21,11 +21,10 @@ ACCEPTANCE_WEIGHT = 4.0
 ACCEPTANCE_SEQUENCE_WEIGHT = 4.0
 """Pseudo-trials, accepted and rejected, of the prior that a sequence accepts as often as the others."""
 ACCEPTANCE_SEQUENCE_TRIALS = 4.0
-"""Drafts of one sequence after which a further one teaches the others half as much: texts differ, and one must not
+"""Drafts of one sequence after which a further one teaches those to come half as much: texts differ, and one must not
 decide for all."""
-ACCEPTANCE_HOPE = 0.0
-"""Accepted pseudo-trials with which a sequence begins: a text of which nothing is drafted cannot show that it is better
-than others."""
+ACCEPTANCE_LASTING_DECAY = 0.97
+"""What earlier sequences' trials keep at the first draft of a new one: some five long sequences count."""
 ACCEPTANCE_MOST = 0.999
 """Largest probability of a step."""
 ACCEPTANCE_REFRESH = 16
@@ -33,6 +32,9 @@ ACCEPTANCE_REFRESH = 16
 LENGTH_WEIGHT = 2.0
 """Pseudo-trials of the prior that a drafter proposes as many nodes as are requested."""
 
+
+
+_EVEN = (1.0, 1.0)
 
 
 class AcceptanceStats:
@@ -54,7 +56,8 @@ class AcceptanceStats:
     def __init__(self, size: int = MAX_NUM_DRAFT_TOKENS, prior: Seq[float] = ()) -> None:
         self.size = size
         self._prior = list(prior)
-        self._tried, self._accepted, self._open, self._drafted = ([0.0] * size for _ in range(4))
+        # tried, accepted, open and drafted by place: of now, and what counts when the next sequence is alone
+        self._now, self._lasting = ([[0.0] * size for _ in range(4)] for _ in range(2))
         self._num_new = self._num_seen = 0  # drafts since the steps were computed, and before
         self._steps: tuple[list[float], list[float]] = ([], [])  # of acceptance and of drafting
         # accepted and what was expected, rejected and what was expected; then the same of drafted nodes
@@ -80,17 +83,15 @@ class AcceptanceStats:
         opened = min(drafted + 1, num_draft_tokens)
         self._learn_own(key, tried, len(accepted), opened, drafted)
         seen = self._num_drafts[key] = self._num_drafts.get(key, 0) + 1
-        weight = ACCEPTANCE_SEQUENCE_TRIALS / (ACCEPTANCE_SEQUENCE_TRIALS + seen - 1)
-        decay = 1 - (1 - ACCEPTANCE_SHARED_DECAY) * weight
-        for counts, places in (
-            (self._tried, tried),
-            (self._accepted, accepted),
-            (self._open, range(opened)),
-            (self._drafted, range(drafted)),
+        lasting = ACCEPTANCE_SEQUENCE_TRIALS / (ACCEPTANCE_SEQUENCE_TRIALS + seen - 1)
+        for kept, weight, decay in (
+            (self._now, 1.0, ACCEPTANCE_SHARED_DECAY),
+            (self._lasting, lasting, 1 - (1 - ACCEPTANCE_LASTING_DECAY) * lasting),
         ):
-            counts[:num_draft_tokens] = [count * decay for count in counts[:num_draft_tokens]]
-            for place in places:
-                counts[place] += weight
+            for counts, places in zip(kept, (tried, accepted, range(opened), range(drafted)), strict=True):
+                counts[:num_draft_tokens] = [count * decay for count in counts[:num_draft_tokens]]
+                for place in places:
+                    counts[place] += weight
         self._num_new += 1
 
     def fade(self, key: Hashable) -> None:
@@ -98,13 +99,15 @@ class AcceptanceStats:
         own = self._own.get(key)
         if own is not None:
             self._own[key] = own = [ACCEPTANCE_FADE * each for each in own]
-            self._odds[key] = own_odds(own)
+            self._odds[key] = odds_ratio(*own[:4]), odds_ratio(*own[4:])
 
     def stop(self, key: Hashable) -> None:
         """Forget a sequence that leaves."""
         self._own.pop(key, None)
         self._odds.pop(key, None)
-        self._num_drafts.pop(key, None)
+        if self._num_drafts.pop(key, None) and not self._num_drafts:
+            self._now = [counts[:] for counts in self._lasting]
+            self._steps = ([], [])
 
     def expect(self, key: Hashable, places: int) -> tuple[list[float], list[float]]:
         """Return for each position the probability of an accepted node, and that of a node at all: two lists
@@ -112,7 +115,7 @@ class AcceptanceStats:
         fresh = min(ACCEPTANCE_REFRESH, 1 + self._num_seen // 4)
         if self._num_new >= fresh or len(self._steps[0]) < places:
             self._compute_steps(places)
-        odds, odds_drafted = self._odds.get(key) or own_odds([0.0] * 8)
+        odds, odds_drafted = self._odds.get(key, _EVEN)
         gain = accept_prob = 1.0
         gains = []
         accept_probs = []
@@ -138,7 +141,7 @@ class AcceptanceStats:
         own = self._own.get(key)
         own = list(now) if own is None else [ACCEPTANCE_DECAY * old + new for old, new in zip(own, now, strict=True)]
         self._own[key] = own
-        self._odds[key] = own_odds(own)
+        self._odds[key] = odds_ratio(*own[:4]), odds_ratio(*own[4:])
 
     def _compute_steps(self, places: int) -> None:
         """Compute the steps that all sequences share, of the first places."""
@@ -146,6 +149,7 @@ class AcceptanceStats:
         self._num_new = 0
         places = min(places, self.size)
         weight = ACCEPTANCE_WEIGHT
+        tried_by, accepted_by, open_by, drafted_by = self._now
         accepts = []
         drafts = []
         prior = ACCEPTANCE_FIRST
@@ -154,22 +158,16 @@ class AcceptanceStats:
         for place in range(places):
             if self._prior:
                 prior = self._prior[min(place, len(self._prior) - 1)]
-            tried = self._tried[place]
-            accepted = self._accepted[place]
+            tried = tried_by[place]
+            accepted = accepted_by[place]
             accepts.append(min((accepted + weight * prior) / (tried + weight), ACCEPTANCE_MOST))
-            drafted = (self._drafted[place] + LENGTH_WEIGHT) / (self._open[place] + LENGTH_WEIGHT)
+            drafted = (drafted_by[place] + LENGTH_WEIGHT) / (open_by[place] + LENGTH_WEIGHT)
             drafts.append(min(drafted, ACCEPTANCE_MOST))
             if place:  # the prior of a place is the acceptance of the places before it, all but the first together
                 seen += tried
                 good += accepted
             prior = good / seen
         self._steps = accepts, drafts  # at once: an interrupt leaves the old ones
-
-
-def own_odds(own: Seq[float]) -> tuple[float, float]:
-    """Return a sequence's factors on the odds of acceptance and of drafting. own: as `AcceptanceStats` counts."""
-    came, expected, failed, feared, *drafted = own
-    return odds_ratio(came + ACCEPTANCE_HOPE, expected, failed, feared), odds_ratio(*drafted)
 
 
 def odds_ratio(

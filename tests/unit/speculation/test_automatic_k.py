@@ -65,7 +65,7 @@ def test_within_three_per_cent_of_the_best_fixed_number(name: str) -> None:
     lived = live(world, calibrated(world), num_steps, seed=1)
     assert lived.speed() >= 0.97 * best
     plain = live(world, FixedPolicy(0), 100).speed()
-    assert lived.speed(20) >= 0.99 * plain
+    assert lived.speed(20) >= 0.985 * plain  # each sequence is considered anew
 
 
 @pytest.mark.parametrize("name", ["cheap drafts", "costly rows", "poor drafts", "always wrong", "eight"])
@@ -189,7 +189,7 @@ def test_state_goes_with_the_sequence() -> None:
     policy = AutomaticPolicy()
     world = World(lambda s, t, d: 0.5, chain(0.1), flat, batch=4, length=20)
     live(world, policy, 400)
-    assert len(policy.chooser._seen) <= 4
+    assert len(policy.chooser._uses) <= 4
     assert len(policy.chooser.acceptance["greedy"]._own) <= 4
 
 

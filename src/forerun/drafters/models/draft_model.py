@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from forerun.config import BUNDLED_DRAFT, BUNDLED_TARGET
-from forerun.drafters.base import UNKNOWN_ACCEPTANCE, Binding, NamedModel, recorded_acceptance
+from forerun.drafters.base import Acceptance, Binding, NamedModel, recorded_acceptance
 from forerun.drafters.models.base import BoundModel, DraftingModel
 from forerun.drafters.models.state import DraftState
 from forerun.errors import ConfigError, DrafterError
@@ -21,6 +21,10 @@ from forerun.utils.vocabulary import Vocabulary, check_same_tokens
 
 DRAFT_FOLLOWS = 1024
 """`Traits.follows` of draft models: the last tokens of a sequence with which a draft model begins."""
+
+
+DRAFT_ACCEPTANCE: Acceptance = ((0.7, 0.87), (0.6, 0.8))
+"""That of pairs of one family, of 0.5 to 8 B parameters, where no record says more."""
 
 
 class SharedVocabulary:
@@ -95,9 +99,10 @@ class DraftSource:
         """
         target = binding.target
         model, tokenizer = self._read(binding)
-        acceptance = UNKNOWN_ACCEPTANCE
+        acceptance = DRAFT_ACCEPTANCE
         for named in self.to_load(target.name):
-            acceptance = recorded_acceptance(named.name)
+            found = recorded_acceptance(named.name)
+            acceptance = found if any(found) else acceptance
         check_same_tokens(
             Vocabulary(target.name, target.vocab_size, binding.tokenizer),
             Vocabulary(model.name, model.vocab_size, tokenizer),
