@@ -40,6 +40,23 @@ class PricedStaged(Staged):
         return super().draft(sequences, num_draft_tokens, 0.3)
 
 
+class Grafted(DraftModel):
+    """Draws chains below two copied tokens, of which the second is rejected more often than not."""
+
+    def draft(
+        self, sequences: Seq[Sequence], num_draft_tokens: Seq[int], min_acceptance_prob: float = 0.0
+    ) -> list[Draft]:
+        ranked = TARGET.argsort(-1, descending=True).tolist()
+        paths = {}
+        for sequence in sequences:
+            first = ranked[sequence.token_ids[-1]][0]
+            path = Draft.chain([first, ranked[first][1]])
+            path.accept_probs = [0.9, 0.8]
+            paths[sequence] = path
+        self.begin_with(paths)
+        return super().draft(sequences, num_draft_tokens, min_acceptance_prob)
+
+
 def likeliest(count: int) -> Scripted:
     """Proposes so many of the target's most probable tokens: chosen, not drawn."""
     table = TARGET.argmax(-1).tolist()
@@ -127,6 +144,7 @@ METHODS: dict[str, Any] = {
     "first, a chosen draft and one that was drawn in stages": lambda: Hybrid(
         [likeliest(2), PricedStaged(draft_model(), "prompt-lookup:min_ngram=1")], "first"
     ),
+    "a copy's beginning above a drawn chain": lambda: Grafted(draft_model()),
     "merge": lambda: Hybrid([likeliest(2), drawn()], "merge"),
     "merge, of a tree": lambda: Hybrid([Priced(draft_model()), DraftTree(draft_model())], "merge"),
     "staged": lambda: PricedStaged(draft_model(), "suffix"),

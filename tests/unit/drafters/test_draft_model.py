@@ -10,6 +10,7 @@ from doubles import FakeModel, MarkovModel
 from forerun import LLM, DraftModel, SamplingParams
 from forerun.drafters import Binding
 from forerun.drafters.models.base import MAX_LAG
+from forerun.drafters.models.draft_model import DRAFT_FOLLOWS
 from forerun.drafters.models.prefill_policy import DRAFTER_MEMORY
 from forerun.errors import DrafterError
 from forerun.sampling import LogitsPipeline, LogitsRow, NoiseKey, keyed_gumbel
@@ -81,7 +82,7 @@ def test_nothing_is_fed_ahead_where_nobody_drafts() -> None:
     drafter.start(another)
     fed.clear()
     drafter.commit([Step(another, None, None, len(another.token_ids) - 1)])
-    assert fed == [[another.token_ids[:-1]]]  # to draft is usual now
+    assert fed == []  # to draft is usual now, but its first draft must repay its own prompt
 
 
 def test_a_probe_now_and_then_does_not_have_prompts_followed() -> None:
@@ -142,8 +143,8 @@ def test_long_prompts_are_computed_in_chunks_with_the_target() -> None:
     prompt = [i % 11 for i in range(700)]
     each = sequence(prompt)
     fed = watch(fake)
-    drafter.drafting_model._prefill_policy._overall_share = 1.0  # others draft
     drafter.start(each)
+    drafter.drafting_model._prefill_policy._shares[each] = 1.0  # it drafted before it was preempted
     for computed in (256, 512):
         drafter.commit([Step(each, None, None, computed)])
     each.token_ids.append(5)
@@ -279,6 +280,61 @@ def test_distribution_of_the_temperature_alone(temperature: float) -> None:
         assert torch.allclose(draft.probs[row], distribution, atol=1e-6)
 
 
+def test_far_more_tokens_than_a_draft_is_worth_are_skipped() -> None:
+    fake = FakeModel()
+    drafter, each = bound(fake), sequence([i % 11 for i in range(DRAFT_FOLLOWS + 200)])
+    fed = watch(fake)
+    drafter.start(each)
+    state = drafter.drafting_model.states[each]
+    (draft,) = drafter.draft([each], [2])
+    rows = [token for forward in fed for token in forward[0]]
+    assert rows[:-1] == each.token_ids[199:]  # the last one is the draft's own
+    assert draft.ids == fake.greedy(each.token_ids[199:], 2)
+    assert state.shift == 199 and not state.may_publish()  # nobody can adopt what begins in the middle
+    settle(drafter, each, draft, 2, 7)
+    drafter.rewind(each, 150)
+    del each.token_ids[150:]
+    (draft,) = drafter.draft([each], [2])
+    assert draft.ids == fake.greedy(each.token_ids, 2) and state.shift == 0
+
+
+@pytest.mark.parametrize("params", [GREEDY, SamplingParams(), SamplingParams(seed=1)])
+def test_a_chain_goes_on_below_the_tokens_that_it_is_given(params: SamplingParams) -> None:
+    fake = FakeModel()
+    drafter, each = bound(fake), sequence([1, 2, 3], params)
+    fed = watch(fake)
+    drafter.start(each)
+    path = Draft.chain([9, 4])
+    path.accept_probs = [0.9, 0.8]
+    drafter.begin_with({each: path})
+    (draft,) = drafter.draft([each], [5])
+    assert len(draft) == 5 and draft.ids[:2] == [9, 4]
+    assert fed[0] == [[1, 2, 3, 9, 4]]
+    if params.greedy:
+        assert draft.ids == [9, 4, *fake.greedy([1, 2, 3, 9, 4], 3)]
+    assert (draft.probs is None) == (params.greedy or params.seed is not None)
+    if draft.probs is not None:
+        assert draft.probs[0].argmax() == 9 and draft.probs[0].max() == draft.probs[0].sum() == 1
+        assert draft.probs[1].argmax() == 4 and draft.probs[1].max() == 1
+    settle(drafter, each, draft, 1, 5)  # the second of them is rejected
+    (draft,) = drafter.draft([each], [2])
+    assert fed[-2] == [[5]]
+    if params.greedy:
+        assert draft.ids == fake.greedy(each.token_ids, 2)
+
+
+def test_a_draft_may_be_no_more_than_what_it_is_given() -> None:
+    fake = FakeModel()
+    drafter, each = bound(fake), sequence([1, 2, 3])
+    drafter.start(each)
+    fed = watch(fake)
+    path = Draft.chain([9, 4, 2])
+    path.accept_probs = [0.9, 0.8, 0.7]
+    drafter.begin_with({each: path})
+    (draft,) = drafter.draft([each], [2])
+    assert draft.ids == [9, 4] and fed == []
+
+
 def test_a_price_ends_a_chosen_chain_before_the_token_and_a_drawn_one_after_it() -> None:
     for params in (GREEDY, SamplingParams(), SamplingParams(seed=1)):
         fake = FakeModel()
@@ -290,8 +346,9 @@ def test_a_price_ends_a_chosen_chain_before_the_token_and_a_drawn_one_after_it()
         lengths = [len(draft) for draft in drafter.draft(sequences, [8] * 10, 0.3)]
         assert all(len(draft) == 8 for draft in whole)
         assert min(lengths) < 8
-        least = 1 if params.seed is None and not params.greedy else 0
-        assert all(len(draft) == least for draft in drafter.draft(sequences, [8] * 10, 0.9999))
+        # what is worth its row is kept, since the draft model's forward is over
+        kept = 1 if params.seed is None and not params.greedy else 0
+        assert all(len(draft) in (kept, 1) for draft in drafter.draft(sequences, [8] * 10, 0.9999))
 
 
 def test_a_price_makes_it_learn_what_its_confidence_is_worth() -> None:
