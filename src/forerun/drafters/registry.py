@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from forerun.config import BUNDLED_TARGET, SHIPPED_HEADS
+from forerun.drafters.parse_text import quoted
 
 if TYPE_CHECKING:
     from forerun.drafters.base import Drafter
@@ -63,6 +64,11 @@ class DrafterRow:
         if not self.shipped:
             return model == BUNDLED_TARGET
         return shipped_folder(model, self.shipped) is not None
+
+    def drafting_with(self, model: str) -> str | None:
+        """Return its text with this draft model; None if it does not take one."""
+        text = self.with_draft_model
+        return text and text.format(model if text == "{}" else quoted(model))
 
     @property
     def make(self) -> Callable[..., Drafter]:
