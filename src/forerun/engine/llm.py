@@ -61,6 +61,7 @@ from forerun.utils.habits import ON_GPUS, Hinted, translated
 from forerun.utils.json_file import Fields
 
 _log = logging.getLogger(MEMORY_LOG)
+Chosen: TypeAlias = str | Path | Drafter | None
 Bar: TypeAlias = bool | Callable[..., Any]
 
 
@@ -128,7 +129,7 @@ def open_target(
     quantize: str | None,
     kv_cache_dtype: str,
     max_model_len: MaxModelLen,
-) -> tuple[LanguageModel, Any, str | Path | Drafter | None]:
+) -> tuple[LanguageModel, Any, Chosen]:
     """Return the target model, its tokenizer (the given one, or that of the given name, else the one beside it) and its
     drafter (`chosen_drafter`).
 
@@ -161,6 +162,23 @@ def open_target(
     if isinstance(tokenizer, (str, Path)):
         tokenizer = find_tokenizer(tokenizer)
     return model, tokenizer or source_tokenizer(source, adapter), chosen_drafter(chosen, target)
+
+
+def _make_drafter(
+    chosen: str | Path | Drafter, given: Drafters, binding: Binding
+) -> tuple[str | Path | Drafter, Drafter, NumDraftTokens | None]:
+    """Return the drafter as chosen, made and bound, and its K; where what AUTO has found cannot be loaded or does not
+    fit, AUTO is suffix matches alone. given: what `chosen` was made of."""
+    try:
+        return chosen, *make_drafter(chosen, binding)
+    except (DrafterError, ModelLoadError) as error:
+        found = found_for(given, binding.target)
+        if found is None:
+            raise
+        _log.warning("auto leaves out %s, which was found for the target: %s", found, error)
+    without = chosen_drafter(with_auto(given, DEFAULT_DRAFTER), binding.target)
+    assert without is not None
+    return without, *make_drafter(without, binding)
 
 
 _DRAFTER_SEED = 0x6A09E667F3BCC908
@@ -277,33 +295,27 @@ class LLM(Closing, Hinted):
         if chat_template is not None:
             self.tokenizer = with_template(self.tokenizer, chat_template)
         own_seed = None if seed is None else seed ^ _DRAFTER_SEED
-        binding = Binding(self.target, self.tokenizer, own_seed, config.prefix_reuse != OFF)
-        try:
-            self._add_drafter(chosen, binding, config, max_model_len, num_draft_tokens is None)
-        except (DrafterError, ModelLoadError) as error:
-            found = found_for(drafter, self.target)
-            if found is None:
-                raise
-            _log.warning("auto leaves out %s, which was found for the target: %s", found, error)
-            chosen = chosen_drafter(with_auto(drafter, DEFAULT_DRAFTER), self.target)
-            self._add_drafter(chosen, binding, config, max_model_len, num_draft_tokens is None)
+        binding = Binding(self.target, self.tokenizer, own_seed, prefix_reuse != OFF)
+        self._add_drafter(chosen, drafter, binding, config, max_model_len, num_draft_tokens is None)
 
     def _add_drafter(
         self,
-        chosen: str | Path | Drafter | None,
+        chosen: Chosen,
+        given: Drafters,
         binding: Binding,
         config: EngineConfig,
         max_model_len: MaxModelLen,
         takes_written: bool,
     ) -> None:
-        """Make the drafter and the engine. takes_written: a K that the drafter's text has is the engine's."""
+        """Make the drafter and the engine. given: what `chosen` was made of. takes_written: a K that the drafter's text
+        has is the engine's."""
         self.drafter: Drafter | None = None
         self.drafter_name: str | None = None
         if chosen is not None:
             if config.num_draft_tokens == AUTO:
                 check_costs(self.target)
+            chosen, self.drafter, written = _make_drafter(chosen, given, binding)
             self.drafter_name = str(chosen) if isinstance(chosen, (str, Path)) else type(chosen).__name__
-            self.drafter, written = make_drafter(chosen, binding)
             if takes_written and written is not None:
                 config = replace(config, num_draft_tokens=written)
         bound_memory(self.target, self.drafter, config, max_model_len)
