@@ -117,6 +117,9 @@ def _check_numbers(
         torch.set_num_threads(threads)
 
 
+_SMALLER = "Give a smaller model, or this one in fewer bits (draft-model:model=...,quantize=int4)."
+
+
 def open_target(
     target: str | Path | LanguageModel,
     drafter: Drafters,
@@ -157,6 +160,8 @@ def open_target(
         on_disk = plan.experts > 0
         chosen = plan.drafter
         _log.log(logging.WARNING if on_disk else logging.INFO, "%s", plan)
+        for each in plan.larger_drafts:
+            _log.warning("%s is larger than its target, so that drafting costs more than it gains. %s", each, _SMALLER)
     model = load_model(target, dtype, "auto", device, adapter, quantize, kv_cache_dtype, experts_on_disk=on_disk)
     model.context_length = model.full_context_length = bounded(model.context_length, max_model_len, target)
     if isinstance(tokenizer, (str, Path)):

@@ -307,6 +307,11 @@ class MemoryPlan:
             parts.append(f"available {_size(self.memory.available)}")
         return ", ".join(parts)
 
+    @property
+    def larger_drafts(self) -> list[str]:
+        """Return the names of the draft models whose weights take more memory than the target's."""
+        return [draft.name for draft in self.drafts if draft.weights > self.target.weights + self.experts]
+
     def as_object(self) -> dict[str, Any]:
         """Return the plan as bytes and counts, for JSON."""
         draft_pages = num_draft_pages(self.num_pages, self.config)
