@@ -30,6 +30,7 @@ from forerun.config import (
     check_one_process,
 )
 from forerun.drafters.parse_text import split_text
+from forerun.drafters.registry import DRAFTERS, shipped_folder, with_draft_model
 from forerun.errors import ConfigError
 from forerun.utils import fetch as store
 from forerun.utils.device import DEVICES
@@ -233,8 +234,6 @@ def chosen_model(model: str | None, flag: str = "--model") -> str:
 def named_drafter(drafter: str | None, draft_model: str | None) -> str | None:
     """Return the drafter of --drafter and --draft-model; None without either. Raises DrafterError if they contradict
     each other."""
-    from forerun.drafters.build import with_draft_model
-
     return drafter if draft_model is None else with_draft_model(drafter or AUTO, draft_model)
 
 
@@ -267,8 +266,7 @@ def choose_drafters(model: str, draft: str | None, names: str | None) -> dict[st
     Raises:
         ConfigError: an unknown name, or one that lacks an option it needs.
     """
-    from forerun.drafters.build import automatic_drafter, with_draft_model
-    from forerun.drafters.registry import DRAFTERS, shipped_folder
+    from forerun.drafters.build import automatic_drafter
 
     specs = comma_list(names, "--drafters") if names else list(DRAFTERS)
     chosen: dict[str, str] = {}
@@ -296,8 +294,6 @@ def choose_drafters(model: str, draft: str | None, names: str | None) -> dict[st
 
 def describe_left_out(chosen: Mapping[str, str], draft: str | None) -> str:
     """Return the drafters that need another option for this target, with that option; empty if there are none."""
-    from forerun.drafters.registry import DRAFTERS
-
     with_model = []
     parts = []
     for name, row in DRAFTERS.items():

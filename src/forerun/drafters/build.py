@@ -18,7 +18,7 @@ from forerun.config import (
     NumDraftTokens,
 )
 from forerun.drafters.base import Binding, Drafter
-from forerun.drafters.parse_text import K_OPTION, parse_drafter, quoted, split_spec, text_of
+from forerun.drafters.parse_text import hybrid_of, parse_drafter, split_spec
 from forerun.drafters.registry import DRAFTERS
 from forerun.drafters.validation import check_drafter
 from forerun.errors import DrafterError, ForerunError
@@ -161,12 +161,6 @@ def _with_sources(hybrid: str, target: str) -> str:
     return hybrid_of(DEFAULT_DRAFTER, *_best(target), **options)
 
 
-def hybrid_of(*sources: str, **options: str) -> str:
-    """Return the text of a hybrid of drafters' texts, with further options."""
-    written = [f"{key}={quoted(value)}" for key, value in options.items()]
-    return ",".join(["hybrid:sources=" + "+".join(map(quoted, sources)), *written])
-
-
 def automatic_drafter(target: str) -> str:
     """Return what AUTO stands for: the bundled draft model for the bundled target, else suffix matches, in a hybrid
     with the best head or draft model on this machine that belongs to the target of this name."""
@@ -195,30 +189,6 @@ def with_auto(drafter: Drafters, auto: str) -> Drafters:
     if isinstance(drafter, Seq) and not isinstance(drafter, str):
         return [auto if each == AUTO else each for each in drafter]
     return auto if drafter == AUTO else drafter
-
-
-def with_draft_model(drafter: str, model: str) -> str:
-    """Return the text of a drafter that is given a draft model: AUTO and suffix matches become hybrids with it, and
-    drafters that take one take it.
-
-    Raises:
-        DrafterError: it takes none, or has one; the model is the name of a drafter.
-    """
-    if model.partition(":")[0] in DRAFTERS:
-        raise DrafterError(f"The draft model is {model!r}, which is a drafter. Give it as --drafter, or give a model.")
-    name, options = split_spec(drafter)
-    if name in (AUTO, DEFAULT_DRAFTER):
-        of_engine = {key: options.pop(key) for key in (K_OPTION,) if key in options}
-        return hybrid_of(text_of(DEFAULT_DRAFTER, options), model, **of_engine)
-    if name == "hybrid" and "sources" not in options:
-        return hybrid_of(DEFAULT_DRAFTER, model, **options)
-    takers = [each for each, row in DRAFTERS.items() if (row.kind, row.needed_option) == ("model", "model")]
-    if name in takers and "model" not in options:
-        return text_of(name, {"model": model, **options})
-    raise DrafterError(
-        f"drafter is {drafter!r}, which takes no other draft model, but {model!r} is given too. Give one of them, or "
-        f"with the draft model {', '.join([DEFAULT_DRAFTER, *takers])}."
-    )
 
 
 def check_drafter_text(drafter: Drafters, target: LanguageModel | str | Path) -> None:

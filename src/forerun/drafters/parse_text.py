@@ -103,6 +103,12 @@ def text_of(name: str, options: Mapping[str, object]) -> str:
     return f"{name}:{written}" if written else name
 
 
+def hybrid_of(*sources: str, **options: str) -> str:
+    """Return the text of a hybrid of drafters' texts, with further options."""
+    written = [f"{key}={quoted(value)}" for key, value in options.items()]
+    return ",".join(["hybrid:sources=" + "+".join(map(quoted, sources)), *written])
+
+
 def option_types(make: Callable[..., Any]) -> Mapping[str, type]:
     """Return the options that can be written as text: parameters annotated as int, float, bool or str, perhaps with
     None."""

@@ -13,8 +13,9 @@ from forerun import LLM, Hybrid
 from forerun.config import BUNDLED_MODELS, MEMORY_LOG, SHIPPED_HEADS, EngineConfig
 from forerun.drafters import belonging as module
 from forerun.drafters.belonging import belonging
-from forerun.drafters.build import automatic_drafter, hybrid_of
+from forerun.drafters.build import automatic_drafter
 from forerun.drafters.hybrid.by_request import ByRequest
+from forerun.drafters.parse_text import hybrid_of
 from forerun.engine import memory_division
 from forerun.engine.memory_division import MemoryPlan
 from forerun.errors import ModelLoadError

@@ -9,8 +9,8 @@ from hypothesis import given, strategies as st
 
 from forerun import Hybrid
 from forerun.drafters import DRAFTERS, build_drafter
-from forerun.drafters.build import hybrid_of, with_draft_model
-from forerun.drafters.parse_text import drafter_of_vllm, quoted, source_texts, split_spec, text_of, unquoted
+from forerun.drafters.parse_text import drafter_of_vllm, hybrid_of, quoted, source_texts, split_spec, text_of, unquoted
+from forerun.drafters.registry import with_draft_model
 from forerun.drafters.third_party import named_module
 from forerun.errors import ConfigError, DrafterError
 from forerun.utils.json_file import Fields

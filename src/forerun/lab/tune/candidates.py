@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from forerun.config import DEFAULT_DRAFTER
 from forerun.drafters import Drafter
 from forerun.drafters.belonging import belonging
-from forerun.drafters.build import automatic_drafter, hybrid_of
+from forerun.drafters.build import automatic_drafter
+from forerun.drafters.parse_text import hybrid_of
 from forerun.drafters.registry import DRAFTERS
 from forerun.drafters.third_party import installed_drafters
 from forerun.lab.tune.arms import ArmFailedError, TuningArm
