@@ -61,6 +61,7 @@ def batch(
     out: Out,
     model: options.ModelName = None,
     drafter: options.DrafterName = None,
+    draft_model: options.DraftModelName = None,
     settings: Annotated[LLMOptions, Flags(leave_out=("acceptance", *options.OF_SERVERS), typed=options.LLM_TYPED)],
     engine: Annotated[EngineConfig, Flags("max_batch")],
     sampling: Annotated[SamplingParams, Flags("seed")],
@@ -74,7 +75,7 @@ def batch(
     With --seed, a request that has no seed gets one made from it and the request's custom_id.
     """
     model = chosen_model(model)
-    chosen = AUTO if drafter is None else drafter
+    chosen = options.named_drafter(drafter, draft_model) or AUTO
     name = served_model_name or served_name(model)
     template = options.template_text(chat_template)
     llm = asdict(settings) | {"max_batch": engine.max_batch, "chat_template": template}

@@ -20,10 +20,19 @@ from forerun.cli.output import print_json, size_text
 from forerun.errors import ConfigError, FetchError
 from forerun.utils import fetch as store
 from forerun.utils.files import leftovers, locked, remove
-from forerun.utils.home import COSTS_STEM, KERNELS_FOLDER, PREFETCHING_STEM, SELF_TESTS_STEM, TOKENIZERS_FOLDER, home
+from forerun.utils.home import (
+    BELONGING_STEM,
+    COSTS_STEM,
+    KERNELS_FOLDER,
+    PREFETCHING_STEM,
+    SELF_TESTS_STEM,
+    TOKENIZERS_FOLDER,
+    home,
+)
 
-_STEMS = (COSTS_STEM, PREFETCHING_STEM, SELF_TESTS_STEM)
-"""Of files with measured costs, prefetch distances and passed self-tests, and the names under which they are listed."""
+_STEMS = (COSTS_STEM, PREFETCHING_STEM, SELF_TESTS_STEM, BELONGING_STEM)
+"""Of files with measured costs, prefetch distances, passed self-tests and drafts that were found, and the names under
+which they are listed."""
 _WEIGHTS = (".safetensors", ".gguf")
 
 
@@ -33,7 +42,7 @@ class CacheEntry:
 
     Attributes:
         name: by which it is listed and cleared; of a model, what --model takes.
-        kind: "fetched", "costs", "prefetching", "self-tests", "kernels", "tokenizers" or "hub".
+        kind: "fetched", "costs", "prefetching", "self-tests", "belonging", "kernels", "tokenizers" or "hub".
         nbytes: its size on disk, with the remains of interrupted fetches.
         path: where it lies.
         removal: function that removes it.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import inspect
+import shlex
 import textwrap
 from collections.abc import Iterator
 from typing import Annotated, Any
@@ -77,7 +78,7 @@ def _show(text: str, json: bool) -> None:
     typer.echo(textwrap.fill(f"{name}: {about}", width, subsequent_indent="    "))
     for each in found:
         typer.echo("\n".join(_lines(each, width)))
-    typer.echo(f"Written as {name}, or {name}:key=value,key=value.")
+    typer.echo(f"Written as {name}, or {name}:key=value,key=value; values with commas or plus signs in double quotes.")
 
 
 def _described(text: str) -> tuple[str, str, list[DrafterOption]]:
@@ -113,13 +114,13 @@ def _list_for(model: str, json: bool) -> None:
     for each in here:
         gain = each.predicted_speedup
         told = "unknown until measured" if gain is None else f"{gain:.2f} of plain decoding, as its card predicts"
-        typer.echo(f"--drafter {each.text}\n    {each.what}, {each.place}; speed: {told}")
+        typer.echo(f"--drafter {shlex.quote(each.text)}\n    {each.what}, {each.place}; speed: {told}")
     if not here:
         typer.echo(f"No head or smaller model of {model} is on this machine; forerun train makes one.")
     typer.echo(f"Without options: {', '.join(serving)}.")
     for draft in public:
-        size = f"{draft.parameters / 1e9:.2g} B parameters, {size_text(draft.nbytes)}"
-        typer.echo(f"--drafter {draft.text}\n    public, fetched when first named: {size}, licence {draft.licence}")
+        size = f"{draft.parameters / 1e9:.2g} B parameters, {size_text(draft.nbytes)}, licence {draft.licence}"
+        typer.echo(f"--drafter {shlex.quote(draft.text)}\n    public, fetched when first named: {size}")
     typer.echo(f"Which of them is the fastest here: forerun try {model}")
 
 

@@ -29,6 +29,8 @@ from forerun.config import (
     SamplingParams,
     check_one_process,
 )
+from forerun.drafters.parse_text import split_text
+from forerun.drafters.registry import DRAFTERS, shipped_folder, with_draft_model
 from forerun.errors import ConfigError
 from forerun.utils import fetch as store
 from forerun.utils.device import DEVICES
@@ -105,9 +107,9 @@ LLM_TYPED = ("num_draft_tokens", "dtype", "device", "quantize", "kv_cache_dtype"
 OF_SERVERS = ("prefix_reuse", "tensor_parallel_size")
 """Fields of LLMOptions that `serve` alone has."""
 RAY_TYPED = ("ray", "replicas", "ray_address")
-DRAFTERS_HELP = "Drafters, with commas between them; with semicolons where their options hold commas."
+DRAFTERS_HELP = "Drafters, with commas between them; with semicolons where their options hold commas outside quotes."
 DRAFTER_HELP = "A drafter (`forerun drafters` lists them), the folder or id of a draft model, 'auto' or 'none'."
-DEFAULT_DRAFTER_TEXT = f"{AUTO}: the bundled draft for the bundled target, else {DEFAULT_DRAFTER}"
+DEFAULT_DRAFTER_TEXT = f"{AUTO}: {DEFAULT_DRAFTER}, with the draft model or head for the target that is found"
 ModelName = Annotated[
     str | None,
     typer.Option(
@@ -132,6 +134,15 @@ DraftName = Annotated[
         help="Folder or id of the draft model.",
         metavar="MODEL",
         show_default="the bundled draft for the bundled target",
+    ),
+]
+DraftModelName = Annotated[
+    str | None,
+    typer.Option(
+        help="Folder, GGUF file or id of a draft model: beside suffix matches, --drafter hybrid:sources=suffix+MODEL; "
+        "alone with --drafter draft-model.",
+        metavar="MODEL",
+        show_default="what auto finds",
     ),
 ]
 System = Annotated[
@@ -193,12 +204,16 @@ def set_threads(threads: int | None) -> None:
 
 
 def comma_list(text: str, what: str) -> list[str]:
-    """Split the value of a flag at commas; or at semicolons if there is one, so that entries may contain commas.
+    """Split the value of a flag at commas; or at semicolons if there is one, so that entries may contain commas. None
+    inside double quotes counts.
 
     Raises:
-        ConfigError: it has no entry, or one twice.
+        ConfigError: it has no entry, or one twice. DrafterError: a quote is not closed.
     """
-    entries = [entry.strip() for entry in text.split(";" if ";" in text else ",") if entry.strip()]
+    parts = split_text(text, ";")
+    if len(parts) == 1:
+        parts = split_text(text, ",")
+    entries = [entry.strip() for entry in parts if entry.strip()]
     if not entries or len(set(entries)) < len(entries):
         raise ConfigError(f"{what} is {text!r}, but must be different names with commas between them.")
     return entries
@@ -214,6 +229,12 @@ def chosen_model(model: str | None, flag: str = "--model") -> str:
         why = f"no other is fetched; `forerun fetch {store.fetchable_names()[0]}` brings a chat model"
     typer.echo(f"forerun: no {flag} given, so it is {chosen} ({why})", err=True)
     return chosen
+
+
+def named_drafter(drafter: str | None, draft_model: str | None) -> str | None:
+    """Return the drafter of --drafter and --draft-model; None without either. Raises DrafterError if they contradict
+    each other."""
+    return drafter if draft_model is None else with_draft_model(drafter or AUTO, draft_model)
 
 
 def program() -> str:
@@ -246,18 +267,19 @@ def choose_drafters(model: str, draft: str | None, names: str | None) -> dict[st
         ConfigError: an unknown name, or one that lacks an option it needs.
     """
     from forerun.drafters.build import automatic_drafter
-    from forerun.drafters.registry import DRAFTERS, shipped_folder
 
     specs = comma_list(names, "--drafters") if names else list(DRAFTERS)
     chosen: dict[str, str] = {}
     for each in specs:
-        spec = automatic_drafter(model) if each == AUTO else each
+        spec = each
+        if each == AUTO:
+            spec = automatic_drafter(model) if draft is None else with_draft_model(AUTO, draft)
         name, colon, _ = spec.partition(":")
         if name not in DRAFTERS:
             raise ConfigError(f"There is no drafter {name!r}. Known: {', '.join(DRAFTERS)}.")
         row = DRAFTERS[name]
-        if not colon and draft is not None and row.with_draft_model is not None:
-            chosen[name] = row.with_draft_model.format(draft)
+        if not colon and draft is not None and (text := row.drafting_with(draft)) is not None:
+            chosen[name] = text
         elif colon or row.serves(model) or (names and row.shipped):  # a head is found by the weights
             chosen[spec] = spec
         elif row.with_head is not None and shipped_folder(model, "eagle") is not None:
@@ -272,8 +294,6 @@ def choose_drafters(model: str, draft: str | None, names: str | None) -> dict[st
 
 def describe_left_out(chosen: Mapping[str, str], draft: str | None) -> str:
     """Return the drafters that need another option for this target, with that option; empty if there are none."""
-    from forerun.drafters.registry import DRAFTERS
-
     with_model = []
     parts = []
     for name, row in DRAFTERS.items():

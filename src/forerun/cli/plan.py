@@ -120,7 +120,7 @@ Draft = Annotated[
     typer.Option(
         help="The draft model or the folder of a draft head, or a number of parameters; 'none' for n-gram drafts.",
         metavar="MODEL",
-        show_default="the bundled draft for the bundled target, else none",
+        show_default="that of auto, else none",
     ),
 ]
 MachineName = Annotated[
@@ -167,7 +167,7 @@ def plan(
     chosen = chosen_machine(machine, bandwidth, flops, memory, measure=measure)
     accept_probs = read_acceptance(acceptance)
     model = model or BUNDLED_TARGET
-    draft = draft or (BUNDLED_DRAFT if model == BUNDLED_TARGET else "none")
+    draft = draft or found_draft(model)
     if measure:
         check_measured(settings)
     note(f"reading the configuration of {model}")
@@ -232,6 +232,16 @@ def read_acceptance(text: str) -> ChainAcceptance:
         if isinstance(error, ConfigError):
             raise
         raise ConfigError(f"--acceptance is {text!r}, but must be numbers from 0 to 1 with commas between.") from None
+
+
+def found_draft(model: str) -> str:
+    """Return the draft model that `auto` takes for a target; "none" if it takes none, or a head."""
+    if model == BUNDLED_TARGET:
+        return BUNDLED_DRAFT
+    from forerun.drafters.build import automatic_drafter, build_drafter
+
+    named = build_drafter(automatic_drafter(model))[0].models_to_load(model)
+    return next((str(each.name) for each in named if not each.is_head), "none")
 
 
 def draft_shape(draft: str, *, measure: bool) -> ModelShape | None:

@@ -35,17 +35,15 @@ def served_drafters(
     Raises:
         ConfigError: two flags contradict each other, or one of them is invalid.
     """
-    flags = {"--drafter": drafters, "--draft-model": draft_model, _CONFIG_FLAG: speculative_config}
-    given = [flag for flag, value in flags.items() if value]
-    if len(given) > 1:
-        raise ConfigError(f"{' and '.join(given)} both choose the drafter. Give one of them.")
     if speculative_config is not None:
+        if drafters or draft_model is not None:
+            other = "--drafter" if drafters else "--draft-model"
+            raise ConfigError(f"{other} and {_CONFIG_FLAG} both choose the drafter. Give one of them.")
         remedy = 'Give an object such as {"method": "ngram"}.'
         drafters = [drafter_of_vllm(Fields.parse(speculative_config, _CONFIG_FLAG, ConfigError, remedy=remedy))]
-    elif draft_model is not None:
-        drafters = [f"draft-model:model={draft_model}"]
-    elif not drafters:
-        drafters = [AUTO]
+    else:
+        first, *others = drafters or [AUTO]
+        drafters = [options.named_drafter(first, draft_model) or first, *others]
     if NO_DRAFTER in drafters:
         if len(drafters) > 1:
             raise ConfigError(f"--drafter is {NO_DRAFTER!r}, and others too. Give it alone, or leave it out.")
@@ -63,9 +61,6 @@ _SERVER_TYPED = (
 _FIXED = ("max_prompts", "body_timeout", "journal_size")
 INSTALL = "pip install 'forerun[server]'"
 
-DraftModelName = Annotated[
-    str | None, typer.Option(help="Folder or id of a draft model: --drafter draft-model:model=...", metavar="MODEL")
-]
 SpeculativeConfig = Annotated[
     str | None, typer.Option(help="The drafter as vLLM writes it, a JSON object.", metavar="JSON")
 ]
@@ -85,7 +80,7 @@ def serve(
     *,
     model: options.TargetArgument = None,
     drafter: Drafters = None,
-    draft_model: DraftModelName = None,
+    draft_model: options.DraftModelName = None,
     speculative_config: SpeculativeConfig = None,
     served_model_name: ServedName = None,
     chat_template: options.ChatTemplate = None,

@@ -2,14 +2,14 @@
 
 Looked at are the target's own checkpoint, the heads that forerun ships, the folder in which the target lies, and the
 Hub's local cache. Nothing is fetched. Only headers, configurations and tokenizers are read, and the target's embedding
-where a head names its target.
+where a head names its target: seconds, after which what was found is kept until one of the files changes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from math import prod
 from pathlib import Path
@@ -25,11 +25,14 @@ from forerun.drafters.models.head_files.folder import head_header, head_settings
 from forerun.drafters.models.heads.config import HeadConfig
 from forerun.drafters.models.heads.fingerprint import embedding_fingerprint, same_target
 from forerun.drafters.models.mtp.checkpoint_format import claims_mtp, find_mtp
+from forerun.drafters.parse_text import text_of
 from forerun.errors import ForerunError, ModelLoadError
-from forerun.models.loading.folder import CONFIG, local_path
+from forerun.models.loading.folder import CONFIG, local_path, part_paths
 from forerun.models.loading.source import find_source, gguf_models
 from forerun.models.loading.weights import TensorSlice
 from forerun.utils import fetch as store
+from forerun.utils.files import EntryFile, key_here
+from forerun.utils.home import BELONGING_STEM
 from forerun.utils.json_file import Fields
 from forerun.utils.vocabulary import Vocabulary, check_same_tokens
 
@@ -39,8 +42,6 @@ MOST_PADDING = 0.02
 """Share by which the logits of models with one vocabulary differ in width."""
 SHIPPED = "shipped with forerun"
 """Place of what needs no path."""
-_SEPARATORS = ",+"
-"""Characters that part a drafter's text: a path that holds one cannot be written in it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +61,19 @@ class Belonging:
     predicted_speedup: float | None = None
 
 
+def _restored(state: list[dict[str, Any]]) -> list[Belonging]:
+    """Raises TypeError if it is something else."""
+    return [Belonging(**each) for each in state]
+
+
+def _state(found: list[Belonging]) -> object:
+    return [asdict(each) for each in found]
+
+
+FILE = EntryFile(BELONGING_STEM, 1, "drafts that were found", _restored, _state)
+_known: dict[str, list[Belonging]] = {}
+
+
 def belonging(name: str | Path) -> list[Belonging]:
     """Return what belongs to a target: by predicted speed-up, then heads before models, and small models first.
 
@@ -74,25 +88,44 @@ def belonging(name: str | Path) -> list[Belonging]:
         if "/" not in str(name):
             find_source(name)  # which says what is wrong with it
         return []
+    candidates = list(_candidates(path, is_alone=str(name) in BUNDLED_MODELS))
+    key = key_here((str(name), *_files(path), *(each for _, folder in candidates for each in _files(folder))))
+    ranked = _known.get(key) or FILE.read().get(key)
+    if ranked is None:
+        ranked = _ranked(path, candidates)
+        FILE.put(key, ranked)
+    _known[key] = ranked
+    is_bundled = str(name) == BUNDLED_TARGET
+    own = [Belonging("draft-model", f"the model {BUNDLED_DRAFT}", SHIPPED)] if is_bundled else []
+    return [*own, *ranked]
+
+
+def _files(path: Path) -> list[str]:
+    """Return the files of a model or head, with what changes when one of them does."""
+    found = []
+    with suppress(OSError):
+        for each in sorted(path.iterdir()) if path.is_dir() else part_paths(path):
+            state = each.stat()
+            found.append(f"{each} {state.st_size} {state.st_mtime_ns}")
+    return found
+
+
+def _ranked(path: Path, candidates: Iterable[tuple[str, Path]]) -> list[Belonging]:
+    """Return what belongs to the target that lies there, the best first. candidates: places, and what lies in them."""
     target = _Target(path)
     found: list[tuple[float, int, Belonging]] = []
-    for place, folder in _candidates(path, is_alone=str(name) in BUNDLED_MODELS):
+    for place, folder in candidates:
         with suppress(ForerunError, OSError):  # what cannot be read belongs to nobody
             if not folder.samefile(path) and (each := _fitting(folder, place, target)) is not None:
                 found.append((-(each[0].predicted_speedup or 0), each[1], each[0]))
-    found += [(0, -1, each) for each in carried(name)]
-    ranked = [each for _, _, each in sorted(found, key=lambda each: each[:2])]
-    if str(name) == BUNDLED_TARGET:
-        ranked.insert(0, Belonging("draft-model", f"the model {BUNDLED_DRAFT}", SHIPPED))
-    return ranked
+    found += [(0, -1, each) for each in _carried(path)]
+    return [each for _, _, each in sorted(found, key=lambda each: each[:2])]
 
 
-def carried(name: str | Path) -> list[Belonging]:
-    """Return the MTP layer that the checkpoint of a target carries, if it can be served. Of a hub id that is not in the
-    cache, nothing is known."""
+def _carried(path: Path) -> list[Belonging]:
+    """Return the MTP layer that a target's checkpoint carries, if it can be served."""
     with suppress(ForerunError, OSError):
-        path = _path(str(name))
-        if path is not None and path.is_dir() and claims_mtp(find_source(path).plain_config()):  # GGUF's are not mapped
+        if path.is_dir() and claims_mtp(find_source(path).plain_config()):  # GGUF's are not mapped
             size = sum(prod(shape) for shape in find_mtp(path).config.tensors().values())
             return [Belonging("mtp", f"MTP layer, {_millions(size)}", "in its checkpoint")]
     return []
@@ -102,8 +135,9 @@ class _Target:
     """A model's facts that are compared."""
 
     def __init__(self, path: Path) -> None:
+        self.path = path
         self.source = find_source(path)
-        self.config: Any = self.source.config()
+        self.config: Any = self.source.plain_config()
 
     @cached_property
     def tensors(self) -> Mapping[str, TensorSlice]:
@@ -173,19 +207,25 @@ def _fitting(path: Path, place: str, target: _Target) -> tuple[Belonging, int] |
     Raises:
         ForerunError: it cannot be read, or has other tokens.
     """
-    if any(each in str(path) for each in _SEPARATORS):
-        return None
     if path.is_dir() and is_head(path):
         return _head(path, place, target)
+    if not path.is_dir() and not target.path.is_dir() and _nbytes(path) > _nbytes(target.path):
+        return None  # before its header is read, which takes half a second
     draft = _Target(path)
     padding = abs(draft.config.vocab_size - target.config.vocab_size) / target.config.vocab_size
     if padding > MOST_PADDING or draft.num_parameters > MOST_OF_TARGET * target.num_parameters:
         return None  # before tokenizers are read, which takes long
     if draft.config.model_type != target.config.model_type and target.vocabulary.tokenizer is None:
         return None  # ids alone say nothing of another family
-    check_same_tokens(target.vocabulary, draft.vocabulary)
+    texts = target.source.token_texts()
+    if texts is None or texts != draft.source.token_texts():  # or both tokenizers are made, in seconds
+        check_same_tokens(target.vocabulary, draft.vocabulary)
     what = f"{draft.config.model_type} model, {_millions(draft.num_parameters)}"
     return Belonging(str(path), what, place), draft.num_parameters
+
+
+def _nbytes(path: Path) -> int:
+    return sum(part.stat().st_size for part in part_paths(path))
 
 
 def _head(folder: Path, place: str, target: _Target) -> tuple[Belonging, int] | None:
@@ -197,7 +237,7 @@ def _head(folder: Path, place: str, target: _Target) -> tuple[Belonging, int] | 
     if named is not None and not same_target(named.string("fingerprint", ""), target.fingerprint):
         return None
     name = _drafter_of(config)
-    text = name if place == SHIPPED else f"{name}:model={folder}"
+    text = name if place == SHIPPED else text_of(name, {"model": folder})
     size = sum(prod(shape) for shape in config.tensors().values())
     return Belonging(text, f"{config.kind} head, {_millions(size)}", place, _predicted(folder)), 0
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence as Seq
 from contextlib import suppress
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from forerun.config import (
     AUTO,
@@ -18,7 +18,7 @@ from forerun.config import (
     NumDraftTokens,
 )
 from forerun.drafters.base import Binding, Drafter
-from forerun.drafters.parse_text import parse_drafter, split_spec
+from forerun.drafters.parse_text import hybrid_of, parse_drafter, split_spec
 from forerun.drafters.registry import DRAFTERS
 from forerun.drafters.validation import check_drafter
 from forerun.errors import DrafterError, ForerunError
@@ -34,10 +34,7 @@ else:
     belonging = DeferredModule("forerun.drafters.belonging")  # what drafts alone reads no head
     third_party = DeferredModule("forerun.drafters.third_party")
     by_request = DeferredModule("forerun.drafters.hybrid.by_request")
-
-AUTO_IS_HYBRID = False
-"""Whether AUTO takes what belongs to the target beside the layer that its checkpoint carries: only where that is
-measured to be no slower than plain decoding."""
+Drafters: TypeAlias = str | Path | Drafter | Seq[str | Path | Drafter] | None
 
 
 def build_drafter(spec: str | Path | Drafter) -> tuple[Drafter, NumDraftTokens | None]:
@@ -132,9 +129,7 @@ def _check_source(spec: str | Path) -> None:
     )
 
 
-def chosen_drafter(
-    drafter: str | Path | Drafter | Seq[str | Path | Drafter] | None, target: LanguageModel | str | Path
-) -> str | Path | Drafter | None:
+def chosen_drafter(drafter: Drafters, target: LanguageModel | str | Path) -> str | Path | Drafter | None:
     """Resolve the drafter of a target; None for plain decoding. For AUTO this is `automatic_drafter`; for a list, a
     drafter from which requests choose.
 
@@ -148,37 +143,55 @@ def chosen_drafter(
         return build_drafters([chosen_drafter(each, target) for each in drafter])
     if drafter == NO_DRAFTER:
         return None
+    if drafter == AUTO:
+        return automatic_drafter(_name(target))
     is_hybrid = isinstance(drafter, str) and drafter.partition(":")[0] == "hybrid"
-    if drafter != AUTO and not is_hybrid:
-        return drafter
-    name = str(target) if isinstance(target, (str, Path)) else target.name
-    return _with_sources(str(drafter), name) if is_hybrid else automatic_drafter(name)
+    return _with_sources(str(drafter), _name(target)) if is_hybrid else drafter
+
+
+def _name(target: LanguageModel | str | Path) -> str:
+    return str(target) if isinstance(target, (str, Path)) else target.name
 
 
 def _with_sources(hybrid: str, target: str) -> str:
     """Return the text of a hybrid, with the sources that there are for the target if it has none."""
-    if target == BUNDLED_TARGET or "sources" in split_spec(hybrid)[1]:
+    options = split_spec(hybrid)[1]
+    if target == BUNDLED_TARGET or "sources" in options:
         return hybrid
-    best = []
-    with suppress(ForerunError):  # the target is no model of a file or folder
-        best = [found.text for found in belonging.belonging(target)[:1]]
-    _, _, options = hybrid.partition(":")
-    return ",".join(["hybrid:sources=" + "+".join([DEFAULT_DRAFTER, *best]), *filter(None, [options])])
+    return hybrid_of(DEFAULT_DRAFTER, *_best(target), **options)
 
 
 def automatic_drafter(target: str) -> str:
     """Return what AUTO stands for: the bundled draft model for the bundled target, else suffix matches, in a hybrid
-    with the MTP layer that the checkpoint of the target of this name carries; with `AUTO_IS_HYBRID`, with the best that
-    belongs to it."""
+    with the best head or draft model on this machine that belongs to the target of this name."""
     if target == BUNDLED_TARGET:
         return "draft-model"
-    found = (belonging.belonging if AUTO_IS_HYBRID else belonging.carried)(target)
-    return f"hybrid:sources={DEFAULT_DRAFTER}+{found[0].text}" if found else DEFAULT_DRAFTER
+    best = _best(target)
+    return hybrid_of(DEFAULT_DRAFTER, *best) if best else DEFAULT_DRAFTER
 
 
-def check_drafter_text(
-    drafter: str | Path | Drafter | Seq[str | Path | Drafter] | None, target: LanguageModel | str | Path
-) -> None:
+def _best(target: str) -> list[str]:
+    """Return the text of the best that belongs to a target; empty if nothing does."""
+    with suppress(ForerunError, OSError):  # the target is no model of a file or folder
+        return [found.text for found in belonging.belonging(target)[:1]]
+    return []
+
+
+def found_for(drafter: Drafters, target: LanguageModel | str | Path) -> str | None:
+    """Return the hybrid that AUTO stands for; None if AUTO is not among the drafters, or stands for something else."""
+    several = [*drafter] if isinstance(drafter, Seq) and not isinstance(drafter, str) else [drafter]
+    text = automatic_drafter(_name(target)) if AUTO in several else ""
+    return text if text.startswith("hybrid:") else None
+
+
+def with_auto(drafter: Drafters, auto: str) -> Drafters:
+    """Return the drafter, or several, with this text in place of AUTO."""
+    if isinstance(drafter, Seq) and not isinstance(drafter, str):
+        return [auto if each == AUTO else each for each in drafter]
+    return auto if drafter == AUTO else drafter
+
+
+def check_drafter_text(drafter: Drafters, target: LanguageModel | str | Path) -> None:
     """Find what is wrong with a drafter's name or options, or those of several, before anything is loaded.
 
     Args:
@@ -187,6 +200,6 @@ def check_drafter_text(
     Raises:
         DrafterError, ConfigError: as `build_drafter` and `build_drafters`.
     """
-    chosen = chosen_drafter(drafter, target)
+    chosen = chosen_drafter(with_auto(drafter, DEFAULT_DRAFTER), target)
     if chosen is not None:
         build_drafter(chosen)

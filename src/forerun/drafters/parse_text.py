@@ -1,8 +1,13 @@
-"""Drafters as text: `NAME`, or `NAME:key=value,key=value`."""
+"""Drafters as text: `NAME`, or `NAME:key=value,key=value`.
+
+A value, or a source of a hybrid, that holds commas or plus signs stands in double quotes, as a field of a CSV file
+(RFC 4180): a double quote in it is doubled. Nothing else is escaped, so that paths of Windows are what they are.
+"""
 
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Mapping
 from types import UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -32,25 +37,76 @@ _CHANGE_NOTHING = {
     "rejection_sample_method": "standard",
 }
 """Keys of vLLM's that are taken with these values, since forerun does so anyway."""
+_QUOTED = re.compile(r'"((?:[^"]|"")*)"')
+_PARTING = frozenset(',+;"')
+"""Characters of a text that is quoted within another: they part drafters, their options and their sources."""
+
+
+def split_text(text: str, separator: str) -> list[str]:
+    """Split a text at a character, but not inside double quotes, which stay.
+
+    Raises:
+        DrafterError: a quote is not closed.
+    """
+    parts = [""]
+    pieces = text.split('"')
+    for index, piece in enumerate(pieces):
+        outside = [piece] if index % 2 else piece.split(separator)
+        parts[-1] += ('"' if index else "") + outside[0]
+        parts += outside[1:]
+    if len(pieces) % 2 == 0:
+        raise DrafterError(f"{text!r} has a double quote that is not closed. Close it; one inside quotes is doubled.")
+    return parts
+
+
+def quoted(text: str) -> str:
+    """Return a text as it is written within another drafter's text: in double quotes if it needs them."""
+    if not _PARTING & {*text} and text == text.strip():
+        return text
+    return '"' + text.replace('"', '""') + '"'
+
+
+def unquoted(text: str) -> str:
+    """Return what a part of a text stands for: without spaces around it, or the double quotes that `quoted` puts."""
+    found = _QUOTED.fullmatch(text.strip())
+    return text.strip() if found is None else found[1].replace('""', '"')
+
+
+def source_texts(sources: str) -> list[str]:
+    """Return the texts of a hybrid's sources, with plus signs between them. Raises DrafterError as `split_text`."""
+    return [unquoted(text) for text in split_text(sources, "+")]
 
 
 def split_spec(spec: str) -> tuple[str, dict[str, str]]:
     """Split a drafter's text into its name and its options as written.
 
     Raises:
-        DrafterError: an option is not key=value, or occurs twice.
+        DrafterError: an option is not key=value, or occurs twice; a quote is not closed.
     """
     name, _, rest = spec.partition(":")
     options: dict[str, str] = {}
-    for part in rest.split(",") if rest else ():
+    for part in split_text(rest, ",") if rest else ():
         key, equals, value = part.partition("=")
         key = key.strip().replace("-", "_")
         if not equals or not key or key in options:
             raise DrafterError(
-                f"drafter is {spec!r}, but after the name come different options, key=value, with commas between them."
+                f"drafter is {spec!r}, but after the name come different options, key=value, with commas between them. "
+                'A value that holds commas or plus signs stands in double quotes: model="/a,b/model".'
             )
-        options[key] = value.strip()
+        options[key] = unquoted(value)
     return name, options
+
+
+def text_of(name: str, options: Mapping[str, object]) -> str:
+    """Return the text that `split_spec` splits into this name and these options."""
+    written = ",".join(f"{key}={quoted(str(value))}" for key, value in options.items())
+    return f"{name}:{written}" if written else name
+
+
+def hybrid_of(*sources: str, **options: str) -> str:
+    """Return the text of a hybrid of drafters' texts, with further options."""
+    written = [f"{key}={quoted(value)}" for key, value in options.items()]
+    return ",".join(["hybrid:sources=" + "+".join(map(quoted, sources)), *written])
 
 
 def option_types(make: Callable[..., Any]) -> Mapping[str, type]:
@@ -145,5 +201,4 @@ def drafter_of_vllm(config: Fields) -> str:
             f"{config.place}: {', '.join(odd)} is not supported with the method {method!r}. Leave it out, or choose "
             "the drafter by forerun's name, with options of its own (`forerun drafters`)."
         )
-    written = ",".join(f"{key}={value}" for key, value in options.items() if value is not None)
-    return f"{name}:{written}" if written else name
+    return text_of(name, {key: value for key, value in options.items() if value is not None})

@@ -11,7 +11,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from forerun.config import BUNDLED_TARGET, SHIPPED_HEADS
+from forerun.config import AUTO, BUNDLED_TARGET, DEFAULT_DRAFTER, SHIPPED_HEADS
+from forerun.drafters.parse_text import K_OPTION, hybrid_of, quoted, split_spec, text_of
+from forerun.errors import DrafterError
 
 if TYPE_CHECKING:
     from forerun.drafters.base import Drafter
@@ -63,6 +65,11 @@ class DrafterRow:
         if not self.shipped:
             return model == BUNDLED_TARGET
         return shipped_folder(model, self.shipped) is not None
+
+    def drafting_with(self, model: str) -> str | None:
+        """Return its text with this draft model; None if it does not take one."""
+        text = self.with_draft_model
+        return text and text.format(model if text == "{}" else quoted(model))
 
     @property
     def make(self) -> Callable[..., Drafter]:
@@ -163,6 +170,30 @@ DRAFTERS: Mapping[str, DrafterRow] = {
         with_head="hybrid:sources=suffix+eagle",
     ),
 }
+
+
+def with_draft_model(drafter: str, model: str) -> str:
+    """Return the text of a drafter that is given a draft model: AUTO and suffix matches become hybrids with it, and
+    drafters that take one take it.
+
+    Raises:
+        DrafterError: it takes none, or has one; the model is the name of a drafter.
+    """
+    if model.partition(":")[0] in DRAFTERS:
+        raise DrafterError(f"The draft model is {model!r}, which is a drafter. Give it as --drafter, or give a model.")
+    name, options = split_spec(drafter)
+    if name in (AUTO, DEFAULT_DRAFTER):
+        of_engine = {key: options.pop(key) for key in (K_OPTION,) if key in options}
+        return hybrid_of(text_of(DEFAULT_DRAFTER, options), model, **of_engine)
+    if name == "hybrid" and "sources" not in options:
+        return hybrid_of(DEFAULT_DRAFTER, model, **options)
+    takers = [each for each, row in DRAFTERS.items() if (row.kind, row.needed_option) == ("model", "model")]
+    if name in takers and "model" not in options:
+        return text_of(name, {"model": model, **options})
+    raise DrafterError(
+        f"drafter is {drafter!r}, which takes no other draft model, but {model!r} is given too. Give one of them, or "
+        f"with the draft model {', '.join([DEFAULT_DRAFTER, *takers])}."
+    )
 
 
 def shipped_folder(model: str, kind: str) -> Path | None:

@@ -44,7 +44,7 @@ def find_class(spec: str) -> tuple[Any, str] | None:
 
 def named_module(text: str) -> str | None:
     """Return the first module:Class in a drafter's text, also in options of a hybrid or of `staged`, or None."""
-    for part in re.finditer(r"(?:^|[+,=])\s*", text):
+    for part in re.finditer(r'(?:^|[+,="])\s*', text):
         found = _CLASS.match(text, part.end())
         if found is not None:
             return found.group()

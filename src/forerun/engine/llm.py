@@ -18,6 +18,7 @@ from tqdm import tqdm
 
 from forerun.config import (
     AUTO,
+    DEFAULT_DRAFTER,
     DEFAULT_DTYPE,
     MAX_BATCH,
     MEMORY_LOG,
@@ -30,6 +31,7 @@ from forerun.config import (
     check_one_process,
 )
 from forerun.drafters import Binding, Drafter, check_drafter_text, chosen_drafter, make_drafter
+from forerun.drafters.build import Drafters, found_for, with_auto
 from forerun.drafters.parse_text import drafter_of_vllm
 from forerun.engine.chat_template import (
     Message,
@@ -59,7 +61,7 @@ from forerun.utils.habits import ON_GPUS, Hinted, translated
 from forerun.utils.json_file import Fields
 
 _log = logging.getLogger(MEMORY_LOG)
-Drafters = str | Path | Drafter | Seq[str | Path | Drafter] | None
+Chosen: TypeAlias = str | Path | Drafter | None
 Bar: TypeAlias = bool | Callable[..., Any]
 
 
@@ -115,6 +117,9 @@ def _check_numbers(
         torch.set_num_threads(threads)
 
 
+_SMALLER = "Give a smaller model, or this one in fewer bits (draft-model:model=...,quantize=int4)."
+
+
 def open_target(
     target: str | Path | LanguageModel,
     drafter: Drafters,
@@ -127,17 +132,19 @@ def open_target(
     quantize: str | None,
     kv_cache_dtype: str,
     max_model_len: MaxModelLen,
-) -> tuple[LanguageModel, Any]:
-    """Return the target model and its tokenizer: the given one, or that of the given name, else the one beside it.
+) -> tuple[LanguageModel, Any, Chosen]:
+    """Return the target model, its tokenizer (the given one, or that of the given name, else the one beside it) and its
+    drafter (`chosen_drafter`).
 
     Raises:
         ConfigError, ModelLoadError, NotEnoughMemoryError: as `LLM`.
     """
     if not isinstance(target, (str, Path)):
         _check_loaded(target, adapter, quantize, kv_cache_dtype, max_model_len)
-        return target, tokenizer
+        return target, tokenizer, chosen_drafter(drafter, target)
     source = find_source(target)  # to the end: while it is in use, a file's header is read once
     on_disk = False
+    chosen: Drafters = drafter
     with suppress(ModelLoadError, DrafterError):  # loading reports everything else that is wrong
         plan = MemoryPlan.of(
             target,
@@ -151,12 +158,32 @@ def open_target(
             max_model_len=max_model_len,
         )
         on_disk = plan.experts > 0
+        chosen = plan.drafter
         _log.log(logging.WARNING if on_disk else logging.INFO, "%s", plan)
+        for each in plan.larger_drafts:
+            _log.warning("%s is larger than its target, so that drafting costs more than it gains. %s", each, _SMALLER)
     model = load_model(target, dtype, "auto", device, adapter, quantize, kv_cache_dtype, experts_on_disk=on_disk)
     model.context_length = model.full_context_length = bounded(model.context_length, max_model_len, target)
     if isinstance(tokenizer, (str, Path)):
-        return model, find_tokenizer(tokenizer)
-    return model, tokenizer or source_tokenizer(source, adapter)
+        tokenizer = find_tokenizer(tokenizer)
+    return model, tokenizer or source_tokenizer(source, adapter), chosen_drafter(chosen, target)
+
+
+def _make_drafter(
+    chosen: str | Path | Drafter, given: Drafters, binding: Binding
+) -> tuple[str | Path | Drafter, Drafter, NumDraftTokens | None]:
+    """Return the drafter as chosen, made and bound, and its K; where what AUTO has found cannot be loaded or does not
+    fit, AUTO is suffix matches alone. given: what `chosen` was made of."""
+    try:
+        return chosen, *make_drafter(chosen, binding)
+    except (DrafterError, ModelLoadError) as error:
+        found = found_for(given, binding.target)
+        if found is None:
+            raise
+        _log.warning("auto leaves out %s, which was found for the target: %s", found, error)
+    without = chosen_drafter(with_auto(given, DEFAULT_DRAFTER), binding.target)
+    assert without is not None
+    return without, *make_drafter(without, binding)
 
 
 _DRAFTER_SEED = 0x6A09E667F3BCC908
@@ -173,11 +200,11 @@ class LLM(Closing, Hinted):
 
     Args:
         model: the target: "bundled", a folder, a hub id, or a loaded Model.
-        drafter: "auto" (the fastest, as measured, that needs no option: the bundled draft model for the bundled target,
-            else suffix matches), None or "none" (plain decoding), a name, perhaps with options (`forerun drafters`
-            lists them), the folder or id of a draft model, or a drafter object such as DraftModel(path). A list of
-            drafters: each request has the one that it names (`SamplingParams.drafter`), else the first, or for a
-            prediction the first that reads predictions.
+        drafter: "auto" (the bundled draft model for the bundled target, else suffix matches, in a hybrid with the best
+            draft model or head for the target that lies on this machine), None or "none" (plain decoding), a name,
+            perhaps with options (`forerun drafters` lists them), the folder or id of a draft model, or a drafter object
+            such as DraftModel(path). A list of drafters: each request has the one that it names
+            (`SamplingParams.drafter`), else the first, or for a prediction the first that reads predictions.
         dtype: of the weights: "bfloat16", "float32", "float64" or "auto", or PyTorch's dtype of such a name.
         device: where target and draft model compute: "cpu", "cuda", "cuda:1" or "mps".
         num_draft_tokens: K, at most this many tokens are drafted in a step; 0 is plain decoding; "auto" chooses for
@@ -261,7 +288,7 @@ class LLM(Closing, Hinted):
             seed=seed,
             num_draft_tokens=AUTO if num_draft_tokens is None else num_draft_tokens,
         )
-        self.target, self.tokenizer = open_target(
+        self.target, self.tokenizer, chosen = open_target(
             *(model, drafter, config, tokenizer),
             dtype=str(dtype).removeprefix("torch."),
             device=device,
@@ -273,21 +300,27 @@ class LLM(Closing, Hinted):
         if chat_template is not None:
             self.tokenizer = with_template(self.tokenizer, chat_template)
         own_seed = None if seed is None else seed ^ _DRAFTER_SEED
-        self._add_drafter(drafter, config, max_model_len, own_seed, num_draft_tokens is None)
+        binding = Binding(self.target, self.tokenizer, own_seed, prefix_reuse != OFF)
+        self._add_drafter(chosen, drafter, binding, config, max_model_len, num_draft_tokens is None)
 
     def _add_drafter(
-        self, drafter: Drafters, config: EngineConfig, max_model_len: MaxModelLen, seed: int | None, takes_written: bool
+        self,
+        chosen: Chosen,
+        given: Drafters,
+        binding: Binding,
+        config: EngineConfig,
+        max_model_len: MaxModelLen,
+        takes_written: bool,
     ) -> None:
-        """Make the drafter and the engine. takes_written: a K that the drafter's text has is the engine's."""
-        binding = Binding(self.target, self.tokenizer, seed, config.prefix_reuse != OFF)
+        """Make the drafter and the engine. given: what `chosen` was made of. takes_written: a K that the drafter's text
+        has is the engine's."""
         self.drafter: Drafter | None = None
-        chosen = chosen_drafter(drafter, self.target)
         self.drafter_name: str | None = None
         if chosen is not None:
             if config.num_draft_tokens == AUTO:
                 check_costs(self.target)
+            chosen, self.drafter, written = _make_drafter(chosen, given, binding)
             self.drafter_name = str(chosen) if isinstance(chosen, (str, Path)) else type(chosen).__name__
-            self.drafter, written = make_drafter(chosen, binding)
             if takes_written and written is not None:
                 config = replace(config, num_draft_tokens=written)
         bound_memory(self.target, self.drafter, config, max_model_len)

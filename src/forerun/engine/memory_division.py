@@ -6,6 +6,7 @@ pools are bounded by the same rule (`num_pages`), with what is left then. A pool
 
 from __future__ import annotations
 
+import logging
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -14,10 +15,18 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
-from forerun.config import AUTO, DEFAULT_DTYPE, MAX_NUM_DRAFT_TOKENS, EngineConfig, MaxModelLen
+from forerun.config import (
+    AUTO,
+    DEFAULT_DRAFTER,
+    DEFAULT_DTYPE,
+    MAX_NUM_DRAFT_TOKENS,
+    MEMORY_LOG,
+    EngineConfig,
+    MaxModelLen,
+)
 from forerun.drafters import Drafter, build_drafter, chosen_drafter
-from forerun.drafters.base import NamedModel
-from forerun.errors import ConfigError, NotEnoughMemoryError
+from forerun.drafters.build import Drafters, found_for, with_auto
+from forerun.errors import ConfigError, DrafterError, ModelLoadError, NotEnoughMemoryError
 from forerun.models.loading.load import inherited_dtype
 from forerun.models.memory_plan import ModelMemory, model_memory
 from forerun.utils.deferred import DeferredModule
@@ -43,6 +52,7 @@ _LEAST_CONTEXT = 2
 _LOGITS_HELD = 3
 """Arrays of [rows, V] float32 that verifying takes: logits, processed ones, probabilities."""
 _FLOAT32 = 4
+_log = logging.getLogger(MEMORY_LOG)
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +193,8 @@ class MemoryPlan:
         memory: before anything is loaded.
         config: of the engine.
         experts: bytes of the target's experts that do not fit into memory, and are to lie on a disk.
+        drafter: what `chosen_drafter` returns; AUTO is what it is where nothing was found for the target, if that does
+            not fit, or not beside as long a context.
     """
 
     target: ModelMemory
@@ -193,12 +205,13 @@ class MemoryPlan:
     memory: AvailableMemory
     config: EngineConfig
     experts: int = 0
+    drafter: str | Path | Drafter | None = None
 
     @classmethod
     def of(
         cls,
         target: str | Path,
-        drafter: str | Path | Drafter | Sequence[str | Path | Drafter] | None,
+        drafter: Drafters,
         config: EngineConfig,
         *,
         dtype: str = DEFAULT_DTYPE,
@@ -216,18 +229,27 @@ class MemoryPlan:
         """
         planned = model_memory(target, dtype, device, adapter, quantize, kv_cache_dtype)
         planned = replace(planned, context_length=bounded(planned.context_length, max_model_len, target))
-        named: tuple[NamedModel, ...] = ()
-        if (chosen := chosen_drafter(drafter, target)) is not None:
-            named = build_drafter(chosen)[0].models_to_load(str(target))
-        drafts: list[DraftMemory] = []
-        for each in named:
-            if each.is_head:
-                drafts.append(heads.head_memory(Path(each.name), planned, target))
-                continue
-            draft_dtype = each.dtype or inherited_dtype(each.name, planned.dtype, each.quantize)
-            own_adapter = adapter if each.name == str(target) else None
-            drafts.append(model_memory(each.name, draft_dtype, device, own_adapter, each.quantize))
-        return cls.make(planned, drafts, config, max_model_len)
+
+        def plan(given: Drafters) -> MemoryPlan:
+            chosen = chosen_drafter(given, target)
+            made = cls.make(planned, _drafts_of(chosen, target, planned, adapter), config, max_model_len)
+            return replace(made, drafter=chosen)
+
+        found = found_for(drafter, target)
+        if found is None:
+            return plan(drafter)
+        without = plan(with_auto(drafter, DEFAULT_DRAFTER))
+        try:
+            best = plan(with_auto(drafter, found))
+            reason = f"beside it, memory holds {best.context_length:,} tokens instead of {without.context_length:,}."
+        except (DrafterError, ModelLoadError, NotEnoughMemoryError) as error:
+            best = without
+            reason = str(error)
+        if best is without or best.context_length < without.context_length:
+            _log.warning("auto leaves out %s, which was found for the target: %s", found, reason)
+            return without
+        _log.info("auto is %s: this was found for the target; drafter suffix leaves it out", found)
+        return best
 
     @classmethod
     def make(
@@ -285,6 +307,11 @@ class MemoryPlan:
             parts.append(f"available {_size(self.memory.available)}")
         return ", ".join(parts)
 
+    @property
+    def larger_drafts(self) -> list[str]:
+        """Return the names of the draft models whose weights take more memory than the target's."""
+        return [draft.name for draft in self.drafts if draft.weights > self.target.weights + self.experts]
+
     def as_object(self) -> dict[str, Any]:
         """Return the plan as bytes and counts, for JSON."""
         draft_pages = num_draft_pages(self.num_pages, self.config)
@@ -309,6 +336,21 @@ class MemoryPlan:
             "total_bytes": self.memory.total,
             "available_bytes": self.memory.available,
         }
+
+
+def _drafts_of(
+    drafter: str | Path | Drafter | None, target: str | Path, planned: ModelMemory, adapter: str | Path | None
+) -> list[DraftMemory]:
+    """Return the memory of the models that a drafter loads for a target."""
+    drafts: list[DraftMemory] = []
+    for each in () if drafter is None else build_drafter(drafter)[0].models_to_load(str(target)):
+        if each.is_head:
+            drafts.append(heads.head_memory(Path(each.name), planned, target))
+            continue
+        dtype = each.dtype or inherited_dtype(each.name, planned.dtype, each.quantize)
+        own_adapter = adapter if each.name == str(target) else None
+        drafts.append(model_memory(each.name, dtype, str(planned.device), own_adapter, each.quantize))
+    return drafts
 
 
 def _checked_weights(target: ModelMemory, drafts: Sequence[DraftMemory], scratch: int, memory: AvailableMemory) -> int:

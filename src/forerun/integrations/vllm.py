@@ -19,7 +19,7 @@ import torch
 
 from forerun.config import DEFAULT_DRAFTER, HYBRID_SOURCES, MAX_NUM_DRAFT_TOKENS, SamplingParams
 from forerun.drafters import DRAFTERS, Binding, Drafter, build_drafter
-from forerun.drafters.parse_text import K_OPTION, split_spec
+from forerun.drafters.parse_text import K_OPTION, source_texts, split_spec
 from forerun.drafters.validation import checked_drafts
 from forerun.errors import ConfigError, DrafterError, ForerunError
 from forerun.integrations.versions import untried
@@ -131,7 +131,7 @@ def _names(text: str) -> list[str]:
     if name != "hybrid":
         return [name]
     sources = split_spec(text)[1].get("sources", HYBRID_SOURCES)
-    return [source.strip() for source in sources.split("+")]
+    return source_texts(sources)
 
 
 def _refusal(text: str, what: str) -> DrafterError:

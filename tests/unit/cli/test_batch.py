@@ -49,7 +49,7 @@ def files(tmp_path: Path) -> tuple[str, str]:
 
 
 def test_from_file_to_file(invoke: Any, opened: list[dict[str, Any]], files: tuple[str, str]) -> None:
-    result = invoke("batch", *files, "--model", "bundled", "--max-batch", "3", "--drafter", "suffix")
+    result = invoke("batch", *files, "--model", "bundled", "--max-batch", "3", "--draft-model", "a/b")
     assert result.exit_code == 0, result.output
     assert "9 of 9 requests" in result.stderr and "45 tokens" in result.stderr
     answers = [json.loads(text) for text in Path(files[1]).read_text().splitlines()]
@@ -61,7 +61,7 @@ def test_from_file_to_file(invoke: Any, opened: list[dict[str, Any]], files: tup
         body = answer["response"]["body"]
         assert body["model"] == "bundled"
         assert body["choices"][0]["text"] == alone.generate([1, 2, i], SamplingParams(seed=i, max_tokens=5)).text
-    assert [each["drafter"] for each in opened] == ["suffix"] and opened[0]["max_batch"] == 3
+    assert [each["drafter"] for each in opened] == ["hybrid:sources=suffix+a/b"] and opened[0]["max_batch"] == 3
     assert sorted(path.name for path in Path(files[1]).parent.iterdir()) == ["in.jsonl", "out.jsonl"]
 
 

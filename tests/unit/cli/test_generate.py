@@ -188,6 +188,8 @@ def test_a_system_message_without_its_place_is_refused(
         (["--model", "some/model", "--prediction", "y"], "prediction"),
         (["--drafter", "some/hybrid", "--prediction", "y"], "some/hybrid"),
         (["--drafter", "none", "--prediction", "y"], "none"),
+        (["--draft-model", "some/draft"], "hybrid:sources=suffix+some/draft"),
+        (["--draft-model", "some/draft", "--drafter", "draft-model"], "draft-model:model=some/draft"),
     ],
 )
 def test_the_drafter_is_chosen_for_the_target_unless_another_is_asked_for(

@@ -79,7 +79,7 @@ def test_the_keys_of_a_command_are_listed_as_toml(invoke: Invoke) -> None:
 
 @pytest.mark.parametrize(
     ("words", "completed"),
-    [("gen", "generate"), ("generate --dra", "--drafter"), ("--config f serve --log", "--log-format")],
+    [("gen", "generate"), ("generate --drafte", "--drafter"), ("--config f serve --log", "--log-format")],
 )
 def test_the_shell_completes(words: str, completed: str, invoke: Invoke, tmp_path: Path) -> None:
     line = f"forerun {words}"

@@ -53,6 +53,14 @@ def test_measured_steps_take_the_rooflines_place(invoke: Invoke, monkeypatch: py
     assert len(made["by_num_draft_tokens"]) == 2
 
 
+def test_the_draft_is_what_auto_takes(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = {"m": ["/a,b"], "bundled-other-vocab": ["bundled-draft"]}
+    monkeypatch.setattr("forerun.drafters.build._best", lambda target: found.get(target, []))
+    assert [command.found_draft(name) for name in ("bundled", "m", "1B")] == ["bundled-draft", "/a,b", "none"]
+    planned = json.loads(invoke("plan", "bundled-other-vocab", "--machine", "h100", "--json").stdout)
+    assert planned["draft"]["name"] == "bundled-draft"
+
+
 def test_step_times_measured_elsewhere(invoke: Invoke) -> None:
     times = ("--step-ms", "0=85", "--step-ms", "4=250")
     result = invoke("plan", "2B", "--acceptance", "0.9", *times)

@@ -27,7 +27,12 @@ RUNNER = CliRunner()
         ({}, ["auto", "prediction"]),
         ({"drafters": ["recycling", "prediction"]}, ["recycling", "prediction"]),
         ({"drafters": ["none"]}, "none"),
-        ({"draft_model": "owner/draft"}, ["draft-model:model=owner/draft", "prediction"]),
+        ({"draft_model": "owner/draft"}, ["hybrid:sources=suffix+owner/draft", "prediction"]),
+        ({"drafters": ["suffix"], "draft_model": "/a+b"}, ['hybrid:sources=suffix+"/a+b"', "prediction"]),
+        (
+            {"drafters": ["draft-model", "suffix"], "draft_model": "owner/draft"},
+            ["draft-model:model=owner/draft", "suffix", "prediction"],
+        ),
         (
             {"speculative_config": '{"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 3}'},
             ["prompt-lookup:min_ngram=3,max_ngram=3,num_draft_tokens=5", "prediction"],
@@ -48,7 +53,8 @@ def test_drafters(given: dict[str, Any], expected: list[str] | str) -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"drafters": ["suffix"], "draft_model": "x"}, "--drafter and --draft-model"),
+        ({"drafters": ["suffix"], "speculative_config": "{}"}, "--drafter and --speculative-config"),
+        ({"draft_model": "x", "speculative_config": "{}"}, "--draft-model and --speculative-config"),
         ({"drafters": ["none", "suffix"]}, "'none', and others"),
         ({"speculative_config": "{"}, "not JSON"),
         ({"speculative_config": "{}"}, "one of ngram"),

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 from pathlib import Path
 
 import pytest
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
-from forerun.config import BUNDLED_MODELS, SHIPPED_HEADS
-from forerun.drafters import build
+from forerun import LLM, Hybrid
+from forerun.config import BUNDLED_MODELS, MEMORY_LOG, SHIPPED_HEADS, EngineConfig
+from forerun.drafters import belonging as module
 from forerun.drafters.belonging import belonging
+from forerun.drafters.build import automatic_drafter
+from forerun.drafters.hybrid.by_request import ByRequest
+from forerun.drafters.parse_text import hybrid_of
+from forerun.engine import memory_division
+from forerun.engine.memory_division import MemoryPlan
+from forerun.errors import ModelLoadError
+from forerun.utils.machine import GIB
 from gguf_files import write_gguf
 
 SIZES = {"vocab_size": 128, "num_attention_heads": 2, "num_key_value_heads": 2, "max_position_embeddings": 128}
@@ -68,7 +77,6 @@ def test_smaller_models_of_the_family_and_vocabulary_are_found_beside_and_in_the
 def test_a_gguf_target_may_have_a_gguf_draft_beside_it(tmp_path: Path) -> None:
     write_gguf(tmp_path / "target.gguf", model(64))
     write_gguf(tmp_path / "draft.gguf", model(32, num_hidden_layers=1), "Q8_0")
-    write_gguf(tmp_path / "other,name.gguf", model(32, num_hidden_layers=1))  # no text can name it
     assert [each.text for each in belonging(tmp_path / "target.gguf")] == [str(tmp_path / "draft.gguf")]
 
 
@@ -88,13 +96,91 @@ def test_heads_are_found_by_the_weights_of_their_target(tmp_path: Path) -> None:
     assert belonging(tmp_path / "stranger") == []
 
 
-def test_auto_takes_the_hybrid_only_where_the_switch_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["draft", "c++, 草稿"])
+def test_auto_is_the_hybrid_with_what_is_found(name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    model(64).save_pretrained(tmp_path / "target")
+    model(8).save_pretrained(tmp_path / name)
+    (tmp_path / "damaged").mkdir()
+    (tmp_path / "damaged" / "config.json").write_bytes((tmp_path / name / "config.json").read_bytes())
+    (tmp_path / "damaged" / "model.safetensors").write_bytes((tmp_path / name / "model.safetensors").read_bytes()[:-8])
+    assert automatic_drafter("bundled") == "draft-model"
+    assert automatic_drafter("owner/nothing") == automatic_drafter("no-such") == "suffix"
+    text = automatic_drafter(str(tmp_path / "target"))
+    assert text == hybrid_of("suffix", str(tmp_path / name))
+    with caplog.at_level(logging.INFO, MEMORY_LOG):
+        llm = LLM(tmp_path / "target", dtype="float32")
+    assert llm.drafter_name == text and isinstance(llm.drafter, Hybrid)
+    found, plan = (record.getMessage() for record in caplog.records[:2])
+    assert f"auto is {text}" in found and "suffix" in found
+    assert f"of {tmp_path / name}" in plan
+    plain = LLM(tmp_path / "target", "none", dtype="float32").generate([1, 2, 3], max_tokens=12, temperature=0)
+    assert llm.generate([1, 2, 3], max_tokens=12, temperature=0).token_ids == plain.token_ids
+    assert LLM(llm.target).drafter_name == text, "of a loaded target, too"
+    assert LLM(llm.target, "suffix").drafter_name == "suffix"
+
+
+@pytest.mark.parametrize(("pages", "said"), [(3, "holds 64 tokens instead of 128"), (2, "one sequence of 128 tokens")])
+@pytest.mark.parametrize("given", ["auto", ["auto", "prediction"]], ids=str)
+def test_auto_leaves_out_what_does_not_fit(
+    given: str | list[str],
+    pages: int,
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    model(64).save_pretrained(tmp_path / "target")
+    model(24, num_hidden_layers=1).save_pretrained(tmp_path / "draft")
+    target = tmp_path / "target"
+    monkeypatch.setattr(memory_division, "total_memory", lambda: 64 * GIB)
+    least = MemoryPlan.of(target, "suffix", EngineConfig(), dtype="float32")
+    assert isinstance(MemoryPlan.of(target, given, EngineConfig(), dtype="float32").drafter, (str, ByRequest))
+    room = least.target.weights + least.scratch + pages * least.target.page_nbytes
+    monkeypatch.setattr(memory_division, "available_memory", lambda: room)
+    with caplog.at_level(logging.INFO, MEMORY_LOG):
+        llm = LLM(target, given, dtype="float32")
+    assert llm.drafter is not None and not llm.drafter.models_to_load(str(target))
+    (warning,) = (each.getMessage() for each in caplog.records if each.levelno == logging.WARNING)
+    assert warning.startswith(f"auto leaves out {hybrid_of('suffix', str(tmp_path / 'draft'))}") and said in warning
+
+
+def test_auto_leaves_out_what_cannot_be_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     model(64).save_pretrained(tmp_path / "target")
     model(8).save_pretrained(tmp_path / "draft")
-    assert build.automatic_drafter(str(tmp_path / "target")) == "suffix"
-    monkeypatch.setattr(build, "AUTO_IS_HYBRID", True)
-    assert build.automatic_drafter("bundled") == "draft-model"
-    assert build.automatic_drafter("owner/nothing") == "suffix"
-    text = build.automatic_drafter(str(tmp_path / "target"))
-    assert text == f"hybrid:sources=suffix+{tmp_path / 'draft'}"
-    build.build_drafter(text)
+
+    def fails(*_: object, **__: object) -> None:
+        raise ModelLoadError("it is damaged")
+
+    monkeypatch.setattr("forerun.drafters.models.draft_model.load_draft_model", fails)
+    assert LLM(tmp_path / "target", dtype="float32").drafter_name == "suffix"
+    assert "auto leaves out" in caplog.text and "it is damaged" in caplog.text
+    with pytest.raises(ModelLoadError, match="it is damaged"):
+        LLM(tmp_path / "target", str(tmp_path / "draft"), dtype="float32")
+
+
+def test_what_was_found_is_kept_until_a_file_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORERUN_COST_CACHE", "1")
+    monkeypatch.setenv("FORERUN_HOME", str(tmp_path / "home"))
+    model(64).save_pretrained(tmp_path / "target")
+    model(8).save_pretrained(tmp_path / "draft")
+    first = belonging(tmp_path / "target")
+    monkeypatch.setattr(module, "_known", {})  # another process
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "_Target", None)
+        assert belonging(tmp_path / "target") == belonging(tmp_path / "target") == first != []
+    model(8, num_hidden_layers=1).save_pretrained(tmp_path / "draft")
+    assert belonging(tmp_path / "target") != first
+    (tmp_path / "draft" / "config.json").unlink()
+    assert belonging(tmp_path / "target") == []
+
+
+def test_a_file_larger_than_its_target_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_gguf(tmp_path / "target.gguf", model(64))
+    write_gguf(tmp_path / "larger.gguf", model(96))
+    read: list[Path] = []
+    own = module._Target.__init__
+    monkeypatch.setattr(module._Target, "__init__", lambda self, path: (read.append(path), own(self, path))[0])
+    assert belonging(tmp_path / "target.gguf") == []
+    assert read == [tmp_path / "target.gguf"]

@@ -13,6 +13,7 @@ import typer
 import forerun
 from doubles import FakeModel, PieceTokenizer
 from forerun.cli.main import Commands, UsageError, app
+from forerun.drafters import chosen_drafter
 from forerun.drafters.registry import DRAFTERS
 from forerun.engine import llm as module
 from forerun.errors import ConfigError, PromptError
@@ -36,9 +37,9 @@ def names(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     fake.recommended_sampling = {"temperature": 0.6, "top_k": 20.0}  # type: ignore[attr-defined]
     opened: dict[str, Any] = {}
 
-    def open_target(*_: Any, **options: Any) -> tuple[Any, Any]:
+    def open_target(model: Any, drafter: Any, *_: Any, **options: Any) -> tuple[Any, Any, Any]:
         opened.update(options)
-        return fake, tokenizer
+        return fake, tokenizer, chosen_drafter(drafter, fake)
 
     monkeypatch.setattr(module, "open_target", open_target)
     monkeypatch.setattr(torch, "set_num_threads", lambda threads: opened.update(threads=threads))

@@ -85,6 +85,15 @@ def test_draft_models_count(monkeypatch: pytest.MonkeyPatch) -> None:
     assert caught.value.needed > needed
 
 
+def test_a_draft_larger_than_its_target_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
+    text = "hybrid:sources=suffix+draft-model:model=bundled"
+    assert LLM("bundled-draft", text).drafter_name == text
+    assert "bundled is larger than its target" in caplog.text and "quantize=int4" in caplog.text
+    caplog.clear()
+    LLM("bundled", "draft-model")
+    assert not caplog.text
+
+
 @pytest.mark.parametrize("kind", ["eagle", "block", "medusa"])
 def test_heads_count_as_draft_models_do(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     limit(monkeypatch, 8 * GIB)

@@ -23,6 +23,7 @@ from forerun.drafters.hybrid.members import (
     with_source,
     without_given,
 )
+from forerun.drafters.parse_text import source_texts
 from forerun.drafters.validation import checked_drafts
 from forerun.errors import ConfigError, DrafterError
 from forerun.models import identity
@@ -39,7 +40,8 @@ class Hybrid(CompositeDrafter):
     runs. A fixed K leaves out prices: it drafts where its drafts are worth more.
 
     Args:
-        sources: drafters in the order in which they are tried, or their texts with + between them.
+        sources: drafters in the order in which they are tried, or their texts with + between them; a text that holds
+            plus signs or commas in double quotes.
         mode: "first": a sequence has the draft of one source; "merge": the drafts of all that draft are merged into one
             tree by common prefixes, without probes.
         names: of the sources, for statistics; None takes their texts or their classes'.
@@ -354,11 +356,12 @@ class Hybrid(CompositeDrafter):
 
 def _split(sources: str) -> list[str]:
     """Split the texts of a hybrid's sources."""
-    texts = [text.strip() for text in sources.split("+")]
+    texts = source_texts(sources)
     if len(set(texts)) < len(texts) or "hybrid" in texts or "" in texts:
         raise DrafterError(
             f"sources is {sources!r}, but must be different names with + between, and none of them 'hybrid', "
-            f"such as {HYBRID_SOURCES}."
+            f"such as {HYBRID_SOURCES}. One that holds plus signs or commas stands in double quotes: "
+            'suffix+"/c++/model".'
         )
     return texts
 

@@ -18,7 +18,7 @@ import numpy as np
 from forerun.config import AUTO, HYBRID_SOURCES, SamplingParams
 from forerun.drafters import Binding, Drafter, make_drafter
 from forerun.drafters.hybrid.hybrid import Hybrid
-from forerun.drafters.parse_text import split_spec
+from forerun.drafters.parse_text import source_texts, split_spec
 from forerun.engine import LLM
 from forerun.engine.step_times import CALIBRATION_PROMPT, time_drafts
 from forerun.lab.bench.methods import with_prediction
@@ -211,7 +211,7 @@ def _answered_prompts(
 def sources_of(spec: str) -> list[str]:
     """Return the drafters of a hybrid's text; of any other drafter's text, the text."""
     name, options = split_spec(spec)
-    return [spec] if name != HYBRID else options.get("sources", HYBRID_SOURCES).split("+")
+    return [spec] if name != HYBRID else source_texts(options.get("sources", HYBRID_SOURCES))
 
 
 def fresh(plain: LLM, spec: str) -> Drafter:

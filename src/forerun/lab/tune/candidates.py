@@ -8,6 +8,7 @@ from forerun.config import DEFAULT_DRAFTER
 from forerun.drafters import Drafter
 from forerun.drafters.belonging import belonging
 from forerun.drafters.build import automatic_drafter
+from forerun.drafters.parse_text import hybrid_of
 from forerun.drafters.registry import DRAFTERS
 from forerun.drafters.third_party import installed_drafters
 from forerun.lab.tune.arms import ArmFailedError, TuningArm
@@ -48,7 +49,7 @@ def candidates(
     if not named:
         here = [each.text for each in belonging(model)]
         if quick:
-            both = [f"{HYBRID}:sources={DEFAULT_DRAFTER}+{text}" for text in here[:MOST_QUICK]]
+            both = [hybrid_of(DEFAULT_DRAFTER, text) for text in here[:MOST_QUICK]]
             texts |= dict.fromkeys([DEFAULT_DRAFTER, *here[:MOST_QUICK], *both])
         else:
             of_table, refused = _of_table(model, draft)
@@ -86,8 +87,8 @@ def _of_table(model: str, draft: str | None) -> tuple[dict[str, None], dict[str,
             continue  # made of those that look promising
         if name == PREDICTION:
             refused[name] = "it reads what a client sends with a request; its references stand for that if it is named"
-        elif draft is not None and row.with_draft_model is not None:
-            texts[row.with_draft_model.format(draft)] = None
+        elif draft is not None and (text := row.drafting_with(draft)) is not None:
+            texts[text] = None
         elif row.serves(model) or row.shipped:  # a head is found by the target's weights
             texts[name] = None
         elif row.with_draft_model is not None:

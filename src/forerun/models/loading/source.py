@@ -101,6 +101,11 @@ class ModelSource(ABC):
     def tokenizer(self) -> Any:
         """Return the Transformers tokenizer."""
 
+    def token_texts(self) -> list[str] | None:
+        """Return the tokens by id as a list in the files has them, so that files are compared without a tokenizer; None
+        if none has."""
+        return None
+
     def output_tokens(self, config: Any) -> tuple[int, ...] | None:
         """Return the tokens that the output layer was trained to propose, rising; None for all of the vocabulary."""
         return None

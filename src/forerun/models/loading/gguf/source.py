@@ -20,7 +20,7 @@ from forerun.models.loading.folder import GENERATION_CONFIG, ModelFolder, part_p
 from forerun.models.loading.gguf.configuration import read_gguf_config, transformers_config
 from forerun.models.loading.gguf.file import REMEDY, GgufFile, block_weight, form_to_keep, weight_to_keep
 from forerun.models.loading.gguf.packed_weights import PackedWeights, open_slices
-from forerun.models.loading.gguf.token_list import TokenList
+from forerun.models.loading.gguf.token_list import TOKENS, TokenList
 from forerun.models.loading.gguf.tokenizer import eos_token_ids, read_tokenizer, read_tokens
 from forerun.models.loading.source import ModelSource
 from forerun.models.loading.weights import Checkpoint
@@ -195,7 +195,12 @@ class GgufSource(ModelSource):
 
     def has_tokenizer(self) -> bool:
         """Return whether there are any files of a tokenizer (`ModelSource.has_tokenizer`)."""
-        return "tokenizer.ggml.tokens" in self.file.metadata
+        return TOKENS in self.file.metadata
+
+    def token_texts(self) -> list[str] | None:
+        """Return the tokens by id as the file lists them (`ModelSource.token_texts`)."""
+        found: list[str] | None = self.file.metadata.get(TOKENS)
+        return found
 
     def tokenizer(self) -> Any:
         """Return the Transformers tokenizer (`ModelSource.tokenizer`); a chat template beside the file replaces its
