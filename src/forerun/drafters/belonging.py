@@ -184,7 +184,8 @@ def _fitting(path: Path, place: str, target: _Target) -> tuple[Belonging, int] |
     if draft.config.model_type != target.config.model_type and target.vocabulary.tokenizer is None:
         return None  # ids alone say nothing of another family
     check_same_tokens(target.vocabulary, draft.vocabulary)
-    what = f"{draft.config.model_type} model, {_millions(draft.num_parameters)}"
+    kind = "model" if draft.source.mask_token(draft.config) is None else "parallel draft model"
+    what = f"{draft.config.model_type} {kind}, {_millions(draft.num_parameters)}"
     return Belonging(str(path), what, place), draft.num_parameters
 
 
