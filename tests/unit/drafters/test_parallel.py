@@ -64,6 +64,7 @@ def test_one_forward_of_committed_and_mask_tokens_of_which_the_former_stay() -> 
     fake.before_forward = lambda batch: fed.extend(list(rows.token_ids) for rows in batch)
     (draft,) = drafter.draft([sequence], [K])
     assert draft.ids == chain(fake, [1, 2, 3], K) and draft.probs is None
+    assert fake.caches[-1].num_scratch == 3
     settle(drafter, sequence, draft, 2, 7)
     assert fake.caches[-1].tokens == [1, 2, 3] and fake.caches[-1].num_scratch == 0
     (again,) = drafter.draft([sequence], [K])

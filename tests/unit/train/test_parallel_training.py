@@ -112,7 +112,8 @@ def test_acceptance_is_by_position_of_the_chains_that_it_drafts() -> None:
     drafted = list(drafted_logits(draft, text[:, :-1], None, K, first=5))
     for depth, logits in enumerate(drafted):
         for place in (0, 6, 17):
-            torch.testing.assert_close(logits[0, place], alone(draft, text[0, : place + 6], depth), atol=1e-3, rtol=1e-3)
+            wanted = alone(draft, text[0, : place + 6], depth)
+            torch.testing.assert_close(logits[0, place], wanted, atol=1e-3, rtol=1e-3)
     agreed = agreement_of(drafted, torch.zeros(1, 18, 320), text[:, 6:], 0.0)
     assert agreed.shape == (1, K, 18) and agreed[0, :3, 6].tolist()[0] == 1.0
     assert [agreed[0, k, 6 + k].item() for k in range(3)] == [1.0, 1.0, 1.0]  # a chain lies on a diagonal
@@ -150,9 +151,7 @@ def test_a_trained_one_is_an_ordinary_folder_that_drafts_in_parallel(
     drafter.start(sequence)
     assert len(drafter.draft([sequence], [3])[0]) == 3 and drafter.model.mask_token == mask
     plain = replace(options, parallel=None, pruning=Pruning(), minutes=1e-6)
-    commands.train_draft(
-        tmp_path / "c", tmp_path / "c.run", tmp_path / "target", source_folder, plain, "", start=out
-    )
+    commands.train_draft(tmp_path / "c", tmp_path / "c.run", tmp_path / "target", source_folder, plain, "", start=out)
     assert mask_token_of(folder.load_model_and_tokenizer(tmp_path / "c")[0]) is None
     with pytest.raises(ConfigError, match="parallel is 1, but must be"):
         replace(options, parallel=1)

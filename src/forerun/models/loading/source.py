@@ -106,7 +106,7 @@ class ModelSource(ABC):
         return None
 
     def mask_token(self, config: Any) -> int | None:
-        """Return the token that stands for one that is not known yet, where the model was tuned to draft in parallel."""
+        """Return the token that stands for one that is not known yet; None if the model drafts token by token."""
         return None
 
     def quantization(self) -> Quantization | None:
