@@ -13,10 +13,9 @@ from rich.console import Console
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
-from forerun import DraftModel, SamplingParams
-from forerun.drafters import Binding
+from forerun import LLM, DraftModel, SamplingParams
 from forerun.errors import ConfigError
-from forerun.models import load_draft_model
+from forerun.models import load_model
 from forerun.train import card as folder, commands
 from forerun.train.corpus import SourceFile
 from forerun.train.defaults import DraftTraining, Pruning
@@ -24,7 +23,6 @@ from forerun.train.draft.distil import DistillationLoss
 from forerun.train.draft.parallel import MaskLayout, mask_token_of
 from forerun.train.evaluate import acceptance_of, agreement_of, drafted_logits, top_probs_of
 from forerun.train.losses import distillation_loss
-from forerun.types import Sequence
 from tools.lm import Architecture, build_model, train_tokenizer
 
 SIZES = Architecture(
@@ -145,13 +143,15 @@ def test_a_trained_one_is_an_ordinary_folder_that_drafts_in_parallel(
     assert json.loads((out / "config.json").read_text())["pard_token"] == mask
     record = folder.read_record(out)
     assert [len(row["per_position"]) for row in record["acceptance"]] == [3, 3]
+    target = load_model(tmp_path / "target")
     drafter = DraftModel(out)
-    drafter.bind(Binding(load_draft_model(tmp_path / "target"), tokenizer))
-    sequence = Sequence(0, [5, 6, 7], 3, SamplingParams(temperature=0))
-    drafter.start(sequence)
-    assert len(drafter.draft([sequence], [3])[0]) == 3 and drafter.model.mask_token == mask
-    plain = replace(options, parallel=None, pruning=Pruning(), minutes=1e-6)
-    commands.train_draft(tmp_path / "c", tmp_path / "c.run", tmp_path / "target", source_folder, plain, "", start=out)
+    for params in (SamplingParams(temperature=0, max_tokens=20), SamplingParams(seed=3, max_tokens=20)):
+        plain, drafted = (LLM(target, each, num_draft_tokens=3, tokenizer=tokenizer) for each in (None, drafter))
+        found = drafted.generate([5, 6, 7], params)
+        assert found.token_ids == plain.generate([5, 6, 7], params).token_ids and found.stats.num_draft_tokens > 10
+    assert drafter.model.mask_token == mask
+    anew = replace(options, parallel=None, pruning=Pruning(), minutes=1e-6)
+    commands.train_draft(tmp_path / "c", tmp_path / "c.run", tmp_path / "target", source_folder, anew, "", start=out)
     assert mask_token_of(folder.load_model_and_tokenizer(tmp_path / "c")[0]) is None
     with pytest.raises(ConfigError, match="parallel is 1, but must be"):
         replace(options, parallel=1)
