@@ -7,6 +7,7 @@ from collections.abc import Sequence as Seq
 from typing import Any
 
 import pytest
+from torch import Tensor
 
 from doubles import MarkovModel
 from forerun.drafters import DraftModel, DraftTree, Staged
@@ -50,6 +51,13 @@ class Dropping(Priced):
         return drafts
 
 
+def parallel(table: Tensor) -> Any:
+    """A draft model that reads token 0 as its mask token, too."""
+    model = MarkovModel(table)
+    model.mask_token = 0
+    return model
+
+
 METHODS: dict[str, Any] = {
     "priced chain": (lambda: Priced(MarkovModel(DRAFT)), None),  # type: ignore[arg-type]
     "priced chain, token by token": (lambda: Priced(MarkovModel(DRAFT)), "token"),  # type: ignore[arg-type]
@@ -58,6 +66,9 @@ METHODS: dict[str, Any] = {
     "priced drawn tree": (lambda: PricedTree(MarkovModel(DRAFT)), None),  # type: ignore[arg-type]
     "chosen tree": (lambda: DraftTree(MarkovModel(DRAFT), drawn=False), None),  # type: ignore[arg-type]
     "chosen static tree": (lambda: DraftTree(MarkovModel(DRAFT), shape="static", drawn=False), None),  # type: ignore[arg-type]
+    "parallel": (lambda: DraftModel(parallel(DRAFT)), None),
+    "priced parallel": (lambda: Priced(parallel(DRAFT)), None),
+    "parallel, token by token": (lambda: DraftModel(parallel(DRAFT)), "token"),
     "staged": (lambda: Staged(MarkovModel(DRAFT), "prompt-lookup:min_ngram=1"), None),  # type: ignore[arg-type]
 }
 

@@ -207,7 +207,7 @@ def draft(
     out: Out,
     data: Data,
     target: TargetName = None,
-    options: Annotated[DraftTraining, Flags(leave_out=FIXED, typed=("tokens", "minutes"))],
+    options: Annotated[DraftTraining, Flags(leave_out=FIXED, typed=("tokens", "minutes", "parallel"))],
     start: Annotated[
         Path | None,
         typer.Option(help="Folder of a model of the target's tokens to go on from.", metavar="FOLDER"),

@@ -220,7 +220,8 @@ def _fitting(path: Path, place: str, target: _Target) -> tuple[Belonging, int] |
     texts = target.source.token_texts()
     if texts is None or texts != draft.source.token_texts():  # or both tokenizers are made, in seconds
         check_same_tokens(target.vocabulary, draft.vocabulary)
-    what = f"{draft.config.model_type} model, {_millions(draft.num_parameters)}"
+    kind = "model" if draft.source.mask_token(draft.config) is None else "parallel draft model"
+    what = f"{draft.config.model_type} {kind}, {_millions(draft.num_parameters)}"
     return Belonging(str(path), what, place), draft.num_parameters
 
 

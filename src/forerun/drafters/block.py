@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from forerun.drafters.growth.block import BlockGrowth
+from forerun.drafters.growth.block import block_rows
+from forerun.drafters.growth.parallel import ParallelGrowth
 from forerun.drafters.model_drafter import ModelDrafter
 from forerun.drafters.models.block.drafting import BlockHead
 from forerun.drafters.models.heads.config import HeadConfig, StoredHead
@@ -23,4 +24,4 @@ class Block(ModelDrafter):
 
     def __init__(self, model: str | Path | StoredHead[HeadConfig] | None = None) -> None:
         head = BlockHead(model)
-        super().__init__("Block", head, BlockGrowth(head))
+        super().__init__("Block", head, ParallelGrowth(head, block_rows))

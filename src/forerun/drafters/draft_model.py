@@ -1,11 +1,13 @@
-"""A small model of the same vocabulary drafts a chain (Leviathan et al., 2211.17192; Chen et al., 2302.01318) or a
-branching tree (Sequoia, 2402.12374; EAGLE-2, 2406.16858)."""
+"""A small model of the same vocabulary drafts a chain (Leviathan et al., 2211.17192; Chen et al., 2302.01318), all at
+once where it was tuned for that (PARD, 2504.18583), or a branching tree (Sequoia, 2402.12374; EAGLE-2, 2406.16858)."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+from forerun.drafters.base import Binding
 from forerun.drafters.growth.chain import ChainGrowth
+from forerun.drafters.growth.parallel import ParallelGrowth, masked_rows
 from forerun.drafters.growth.tree import MIN_GAIN, WIDTH, TreeGrowth
 from forerun.drafters.model_drafter import ModelDrafter
 from forerun.drafters.models.draft_model import draft_model
@@ -16,7 +18,8 @@ class DraftModel(ModelDrafter):
     """Drafts chains with a causal language model that shares the target's vocabulary.
 
     Given a minimum acceptance probability, a chain ends where the probability that all of it is accepted, as measured
-    for the draft model's probabilities, no longer exceeds it.
+    for the draft model's probabilities, no longer exceeds it. A model whose configuration names a mask token
+    (`pard_token`) computes all tokens of a chain in one forward.
 
     Args:
         model: "bundled-draft", a folder, a hub id, or a loaded model; None means the bundled draft, which belongs to
@@ -38,13 +41,21 @@ class DraftModel(ModelDrafter):
         drafting_model = draft_model(model, dtype, quantize)
         super().__init__("DraftModel", drafting_model, ChainGrowth(drafting_model))
 
+    def bind(self, binding: Binding) -> None:
+        """Read the model, and see how it drafts. Raises as `ModelDrafter.bind`."""
+        super().bind(binding)
+        if self.model.mask_token is not None:
+            self.growth = ParallelGrowth(self.drafting_model, masked_rows)
+            self.growth.seed(binding.seed)
+
 
 class DraftTree(ModelDrafter):
     """Drafts trees with a causal language model that shares the target's vocabulary.
 
     A dynamic tree expands the most probable nodes, all of one depth in one forward, and keeps the best of all nodes. A
     static one has the shape that measured acceptance by depth and rank makes best. Drawn trees are always of such a
-    shape, since a token that was drawn must not be dropped for what it is.
+    shape, since a token that was drawn must not be dropped for what it is. A model that can draft in parallel computes
+    token after token here, as it was trained to do too.
 
     Args:
         model: "bundled-draft", a folder, a hub id, or a loaded Model; None means the bundled draft, which belongs to

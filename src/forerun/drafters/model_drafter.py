@@ -5,14 +5,14 @@ the target's tokens, and whose cache it writes. A growth (`growth/base.py`) says
 with a path that somebody else gave. All drafters:
 
     drafter        model                      growth               reads of the target       cache
-    draft-model    draft model                chain                -                         own
+    draft-model    draft model                chain, or parallel   -                         own
     draft-tree     draft model                tree                 -                         own
     staged         draft model                chain from a path    -                         own
     cross-vocab    of another vocabulary      its inner drafter's  -                         own
     eagle          EAGLE head                 chain                states of some layers     own
     eagle-tree     EAGLE head                 tree                 states of some layers     own
     mtp            MTP layer                  chain                states of its last layer  own
-    block          block head                 block                states of some layers     own
+    block          block head                 parallel             states of some layers     own
     medusa         Medusa heads               chain from a path    its last state            none
     medusa-tree    Medusa heads               tree, all at once    its last state            none
     early-exit     the target's first layers  chain                -                         the target's

@@ -219,6 +219,9 @@ def export_vllm_draft(
         "model": str(out),
         "num_speculative_tokens": num_draft_tokens or DRAFT_TOKENS,
     }
+    source = find_source(draft)
+    if source.mask_token(source.config()) is not None:
+        speculative["parallel_drafting"] = True
     write_json(out / SPECULATIVE, speculative, error=ConfigError)
     card = vllm_card(Path(draft).name, f"model `{draft}`", target, speculative)
     write_bytes(out / CARD, card.encode(), error=ConfigError)

@@ -189,6 +189,7 @@ class LanguageModel(ABC):
         kernels: the kernels that compute it: "reference", "triton", or "native" with the instruction set.
         state_nbytes: bytes that a sequence takes besides its pages, in recurrent layers.
         full_context_length: positions it can compute, or that the user allows.
+        mask_token: what it reads in place of tokens that are not known yet, if it was tuned to draft several at once.
     """
 
     name: str
@@ -208,6 +209,7 @@ class LanguageModel(ABC):
     kernels: str = REFERENCE
     state_nbytes: int = 0
     full_context_length: int = 0
+    mask_token: int | None = None
 
     def __post_init__(self) -> None:
         self.full_context_length = self.full_context_length or self.context_length
@@ -300,6 +302,7 @@ class StandIn(LanguageModel):
             kv_cache_dtype=model.kv_cache_dtype,
             kernels=model.kernels,
             state_nbytes=model.state_nbytes,
+            mask_token=model.mask_token,
         )
         self.model = model
 

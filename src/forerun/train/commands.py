@@ -27,13 +27,15 @@ from forerun.train.data.answer_rows import read_rows
 from forerun.train.data.packed import PackedBatch, PackedShard
 from forerun.train.defaults import AUTO, DraftTraining
 from forerun.train.draft import distil
+from forerun.train.draft.parallel import mask_token_of
 from forerun.train.draft.prune import check_start_given
 from forerun.train.draft.samples import mask_unproposed
 from forerun.train.evaluate import (
     HeldOutAcceptance,
     TextScore,
     acceptance_of,
-    document_mask,
+    agreement_of,
+    drafted_logits,
     held_out_acceptance,
     text_score,
 )
@@ -41,6 +43,8 @@ from forerun.utils import workloads
 
 HELD_OUT_ROWS = 64
 """Packed rows that are measured, at most."""
+NUM_DRAFT_TOKENS = 4
+"""Tokens of the chains that are measured, where nobody says how many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +88,7 @@ def train_draft(
         stored, _ = load_model_and_tokenizer(out)
         stored.to(where, target.dtype)
         held_out = rows.held_out()
-        rates = packed_acceptance(target, stored, held_out)
+        rates = packed_acceptance(target, stored, held_out, options.parallel or NUM_DRAFT_TOKENS)
         record = model_record(
             kind="draft",
             command=command,
@@ -149,7 +153,7 @@ def pair_acceptance(
     target: PreTrainedModel,
     draft: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    num_draft_tokens: int = 4,
+    num_draft_tokens: int = NUM_DRAFT_TOKENS,
     new_tokens: int = 128,
 ) -> list[HeldOutAcceptance]:
     """Measure acceptance on the bundled prompts at temperatures 0 and 1."""
@@ -171,44 +175,35 @@ def pair_acceptance(
 
 @torch.inference_mode()
 def packed_acceptance(
-    target: PreTrainedModel, draft: PreTrainedModel, rows: PackedShard, num_draft_tokens: int = 4
+    target: PreTrainedModel, draft: PreTrainedModel, rows: PackedShard, num_draft_tokens: int = NUM_DRAFT_TOKENS
 ) -> list[HeldOutAcceptance]:
     """Measure acceptance along the wanted tokens of held-out rows, at temperatures 0 and 1; none without such rows.
 
     At temperature 0 a token is accepted where the most probable ones of both models agree, whatever the text says next.
     """
     found: dict[float, list[Tensor]] = {0.0: [], 1.0: []}
-    size = max(1, micro_tokens(target) // rows.window)
+    chains = 1 if mask_token_of(draft) is None else num_draft_tokens
+    size = max(1, micro_tokens(target) // (rows.window * chains))
     for first in range(0, min(len(rows), HELD_OUT_ROWS), size):
         batch = rows.rows(list(range(first, min(first + size, len(rows), HELD_OUT_ROWS))))
+        inputs = batch.tokens[:, :-1].to(target.device), batch.documents[:, :-1].to(target.device)
+        (wanted,) = drafted_logits(target, *inputs, 1)
         with mask_unproposed(draft):
-            drafted = _logits(draft, batch)
-        wanted = _logits(target, batch)
-        agreed = {
-            0.0: (wanted.argmax(-1) == drafted.argmax(-1)).float(),
-            1.0: torch.minimum(wanted.softmax(-1), drafted.softmax(-1)).sum(-1),
-        }
-        for temperature, values in agreed.items():
-            found[temperature] += _runs(values.cpu(), batch, num_draft_tokens)
+            for temperature, runs in found.items():
+                drafted = drafted_logits(draft, *inputs, num_draft_tokens)
+                values = agreement_of(drafted, wanted, wanted.argmax(-1), temperature)
+                runs += _runs(values.cpu(), batch, num_draft_tokens)
     return [each for temperature, runs in found.items() for each in acceptance_of(runs, temperature, num_draft_tokens)]
 
 
-def _logits(model: PreTrainedModel, batch: PackedBatch) -> Tensor:
-    """Compute logits, float32 [rows, window, V]."""
-    tokens = batch.tokens[:, :-1].to(model.device)
-    mask = document_mask(batch.documents[:, :-1].to(model.device))
-    logits: Tensor = model(input_ids=tokens, attention_mask=mask, use_cache=False).logits
-    return logits.float()
-
-
 def _runs(values: Tensor, batch: PackedBatch, longer_than: int) -> list[Tensor]:
-    """Split values [rows, window] into runs at consecutive wanted tokens, which answers are."""
+    """Split values [rows, K, window] into runs at consecutive wanted tokens, which answers are."""
     runs = []
     for row, wanted, documents in zip(values, batch.wanted[:, 1:], batch.documents[:, 1:], strict=True):
         breaks = (wanted[1:] != wanted[:-1]) | (documents[1:] != documents[:-1])
         bounds = [0, *(breaks.nonzero()[:, 0] + 1).tolist(), len(wanted)]
         spans = [span for span in pairwise(bounds) if wanted[span[0]] and span[1] - span[0] > longer_than]
-        runs += [row[start:end] for start, end in spans]
+        runs += [row[:, start:end] for start, end in spans]
     return runs
 
 

@@ -135,6 +135,14 @@ class DraftTraining(RunOptions):
         low=1,
         default_text="all of the vocabulary",
     )
+    parallel: int | None = option(
+        None,
+        "Tokens that the draft learns to draft in one forward, by mask tokens (PARD); its configuration names the "
+        "token that it reads as a mask.",
+        low=2,
+        high=64,
+        default_text="one",
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ disagreement. At temperature 1 it is the expected acceptance of token-level reje
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +18,7 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
 from forerun.train.accelerator import micro_tokens, model_vocabulary, stored_ids
+from forerun.train.draft.parallel import MaskLayout, mask_token_of
 
 _LOGITS = 1 << 17
 """Logits of prompts of one position that are computed at once, at most: of 32 prompts where there are 4,096 tokens."""
@@ -176,14 +177,57 @@ def expected_chains(overlaps: Tensor) -> tuple[int, list[float]]:
     return starts, survived
 
 
+def drafted_logits(
+    draft: PreTrainedModel, tokens: Tensor, documents: Tensor | None, num_tokens: int, first: int = 0
+) -> Iterator[Tensor]:
+    """Yield the logits of the 1st, 2nd, ... token of the chains that start at each position from `first` on, [B, S, V].
+
+    A draft that drafts token by token has only the first of them: in its chains those of any other token are the same.
+
+    Args:
+        tokens: int64 [B, T]. documents: [B, T]; None: each row is one.
+    """
+    mask_token = mask_token_of(draft)
+    if mask_token is None:
+        mask = None if documents is None else document_mask(documents)
+        yield draft(input_ids=tokens, attention_mask=mask, use_cache=False).logits[:, first:].float()
+        return
+    layout = MaskLayout.whole(tokens, first, num_tokens)
+    inputs = layout.inputs(tokens, torch.zeros_like(tokens) if documents is None else documents, mask_token)
+    hidden = draft.base_model(**inputs, use_cache=False).last_hidden_state[:, first:]
+    for part in hidden.split(tokens.shape[1] - first, 1):
+        yield draft.get_output_embeddings()(part).float()
+
+
+def agreement_of(drafted: Iterable[Tensor], wanted: Tensor, text: Tensor, temperature: float) -> Tensor:
+    """Return how far chains agree with the target's rows: [B, 1, S], or [B, K, S] with a row for each of their tokens,
+    as `accepted_chains` has them.
+
+    Args:
+        drafted: as `drafted_logits` gives them.
+        wanted: [B, S, V], the target's logits. text: [B, S], what counts as the target's tokens at temperature 0.
+    """
+    found = []
+    for place, logits in enumerate(drafted):
+        there = logits[:, : logits.shape[1] - place, : wanted.shape[-1]]
+        if temperature == 0:
+            agreed = (there.argmax(-1) == text[:, place:]).float()
+        else:
+            probs = (torch.softmax(each / temperature, dim=-1) for each in (wanted[:, place:], there))
+            agreed = torch.minimum(*probs).sum(-1)
+        found.append(F.pad(agreed, (place, 0)))
+    return torch.stack(found, 1)
+
+
 def acceptance_of(agreement: Sequence[Tensor], temperature: float, num_draft_tokens: int) -> list[HeldOutAcceptance]:
-    """Aggregate the acceptance of each position of some texts, float32 [T] each; nothing where no draft fits them."""
+    """Aggregate the agreement in some texts, each float32 [T] or as of `agreement_of`; nothing where no draft fits
+    them."""
     steps = 0
     accepted = torch.zeros(num_draft_tokens, dtype=torch.float64)
     for row in agreement:
         each = row.expand(num_draft_tokens, -1)
         if temperature == 0:
-            runs = [run for _, run in accepted_chains(each > 0.5, len(row))]
+            runs = [run for _, run in accepted_chains(each > 0.5, each.shape[1])]
             steps += len(runs)
             accepted += torch.tensor([sum(run > k for run in runs) for k in range(num_draft_tokens)])
         else:
@@ -192,7 +236,7 @@ def acceptance_of(agreement: Sequence[Tensor], temperature: float, num_draft_tok
             accepted += torch.tensor(survived, dtype=torch.float64)
     if not steps:
         return []
-    everything = torch.cat([*agreement])
+    everything = torch.cat([*agreement], -1)
     counts = accepted.tolist()
     found = HeldOutAcceptance(
         temperature=temperature,
@@ -201,7 +245,7 @@ def acceptance_of(agreement: Sequence[Tensor], temperature: float, num_draft_tok
         rate=sum(counts) / (steps * num_draft_tokens),
         per_position=[a / max(r, 1e-9) for a, r in zip(counts, [steps, *counts], strict=False)],
         mean_acceptance_length=1 + sum(counts) / steps,
-        tokens=len(everything),
+        tokens=everything.shape[-1],
     )
     return [found]
 
@@ -224,15 +268,11 @@ def held_out_acceptance(
         tokens = write_on(target, batch.to(target.device), new_tokens, temperature, seed)
         first = batch.shape[1] - 1
         wanted = target(input_ids=tokens[:, :-1], use_cache=False).logits[:, first:].float()
-        drafted = draft(input_ids=tokens[:, :-1], use_cache=False).logits[:, first:, : wanted.shape[-1]].float()
-        if temperature == 0:
-            # The text itself, not a second argmax: a batched forward may break a near-tie the other way.
-            agreed = (drafted.argmax(-1) == tokens[:, first + 1 :]).float()
-        else:
-            probs = (torch.softmax(logits / temperature, dim=-1) for logits in (wanted, drafted))
-            agreed = torch.minimum(*probs).sum(-1)
+        drafted = drafted_logits(draft, tokens[:, :-1], None, num_draft_tokens, first)
+        # The text itself, not a second argmax: a batched forward may break a near-tie the other way.
+        agreed = agreement_of(drafted, wanted, tokens[:, first + 1 :], temperature)
         lengths = lengths_to_end(tokens[:, first + 1 :], target.config.eos_token_id)
-        rows.extend(row[:length] for row, length in zip(agreed.cpu(), lengths, strict=True))
+        rows.extend(row[:, :length] for row, length in zip(agreed.cpu(), lengths, strict=True))
     return acceptance_of(rows, temperature, num_draft_tokens)
 
 

@@ -64,12 +64,15 @@ def test_smaller_models_of_the_family_and_vocabulary_are_found_beside_and_in_the
         made.save_pretrained(beside / name)
     (beside / "damaged").mkdir()
     (beside / "damaged" / "config.json").write_text("{")
+    settings = beside / "small" / "config.json"
+    settings.write_text(settings.read_text().replace("{", '{"pard_token": 127,', 1))
     snapshot = cached(hub, "owner/tiny", 12)
     cached(hub, "owner/target", 64)
     found = belonging(beside / "target")
     assert [each.text for each in found] == [str(beside / "smaller"), str(snapshot), str(beside / "small")]
     assert [each.place for each in found] == ["beside the target", "owner/tiny in the Hub's cache", "beside the target"]
     assert found[0].what.startswith("llama model, ") and found[0].predicted_speedup is None
+    assert found[2].what.startswith("llama parallel draft model, ")
     assert [each.text for each in belonging("owner/target")] == [str(snapshot)]
     assert belonging("owner/nothing") == []
 

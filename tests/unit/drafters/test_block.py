@@ -13,7 +13,8 @@ from blocks import FULL, hidden_outputs_of, markov_block, proposed, random_block
 from families import VOCAB, make_family
 from forerun import LLM, Block, Eagle, Hybrid, SamplingParams, Staged, Suffix
 from forerun.drafters import Binding
-from forerun.drafters.growth.block import BlockGrowth
+from forerun.drafters.growth.block import block_rows
+from forerun.drafters.growth.parallel import ParallelGrowth
 from forerun.drafters.models.block.layers import PairLayers
 from forerun.drafters.models.block.model import BlockModel
 from forerun.drafters.models.head_files.folder import save_head
@@ -209,7 +210,7 @@ def test_a_row_of_no_numbers_leaves_the_tokens_before_it(
             assert drafted(block, sequence, 4) == whole[:2] != []
 
 
-class Looking(BlockGrowth):
+class Looking(ParallelGrowth):
     """Counts how often it looks at logits."""
 
     looks = 0
@@ -230,7 +231,7 @@ def test_tokens_that_are_looked_at_together_are_those_one_by_one(
         if not proposes:
             monkeypatch.setattr(BlockModel, "likely", lambda self, logits, blocks: [[] for _ in blocks])
         block = Block(head)
-        growth = block.growth = Looking(block.drafting_model)
+        growth = block.growth = Looking(block.drafting_model, block_rows)
         bind(block, served)
         sequences = [Sequence(0, list(range(9)), 9, PICKED[picked]), Sequence(1, [5, 2, 5, 2, 5], 5, PICKED[picked])]
         for sequence in sequences:

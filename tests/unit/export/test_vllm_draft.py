@@ -42,6 +42,13 @@ def test_the_bundled_draft(tmp_path: Path) -> None:
     export_vllm_draft("bundled-draft", out, "bundled", force=True)
 
 
+def test_a_parallel_draft_is_told_to_be_one(tmp_path: Path) -> None:
+    parallel = changed(BUNDLED_MODELS["bundled-draft"], tmp_path / "parallel", pard_token=4095)
+    exported = export_vllm_draft(parallel, tmp_path / "out", "bundled")
+    assert exported.speculative["parallel_drafting"] is True
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["pard_token"] == 4095
+
+
 def test_drafts_that_vllm_cannot_use(tmp_path: Path) -> None:
     reduced = changed(BUNDLED_MODELS["bundled-draft"], tmp_path / "reduced", output_token_ids=[0, 1, 2])
     with pytest.raises(IncompatibleDrafterError, match=r"proposes 3 of 4,096 tokens .*method draft_model computes all"):

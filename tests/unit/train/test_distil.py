@@ -108,7 +108,7 @@ def test_the_loss_of_packed_rows_is_that_of_their_wanted_tokens(name: LossName) 
     proposed = torch.arange(0, TARGET.vocab_size, 2)
     with torch.autocast("cpu", enabled=False):
         losses = DistillationLoss.of(name, proposed, TARGET.vocab_size)
-        rows = (tokens.int(), ids.int(), values.half(), documents, wanted)
+        rows = (tokens.int(), ids.int(), values.half(), documents, wanted, torch.arange(2))
         found = losses.mean(draft, rows, 0.3)
     logits, at_ids, at_values = [], [], []
     for row in range(2):
@@ -134,7 +134,7 @@ def test_a_loss_in_parts_is_the_whole_one_and_so_are_its_gradients(monkeypatch: 
     tokens = torch.randint(0, TARGET.vocab_size, (3, 17), generator=generator)
     probs = top_probs_of(target, tokens, 8)
     arrays = (probs.ids.astype(np.int32), probs.probabilities, np.zeros((3, 17), np.int32), np.ones((3, 17), np.bool_))
-    rows = (tokens.int(), *map(torch.from_numpy, arrays))
+    rows = (tokens.int(), *map(torch.from_numpy, arrays), torch.arange(3))
     gradients, values = [], []
     for at_once in (1 << 25, 5 * TARGET.vocab_size):
         monkeypatch.setitem(distil_loss.LOGITS_AT_ONCE, "cpu", at_once)

@@ -40,6 +40,8 @@ CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len"
 OUTPUT_TOKENS = "output_token_ids"
 """Key of config.json, of forerun's: the tokens that the output layer was trained to propose. All others have no
 probability, and their rows are not computed. The folder holds the whole layer, and is an ordinary one to others."""
+MASK_TOKEN = "pard_token"
+"""Key of config.json, of PARD's: the token that stands for each of those that are not known yet."""
 _SMALLEST = 1e-6
 _SIZES = (
     *("vocab_size", "hidden_size", "n_embd", "d_model", "intermediate_size", "head_dim"),

@@ -26,6 +26,7 @@ from forerun.errors import ModelLoadError, UnsupportedModelError
 from forerun.kernels.block_weight import BlockType, BlockWeight
 from forerun.kernels.quantize import QuantizedFormat, QuantizedWeight
 from forerun.models.loading.configuration import (
+    MASK_TOKEN,
     OUTPUT_TOKENS,
     PlainConfig,
     check_values,
@@ -233,6 +234,10 @@ class FolderSource(ModelSource):
         if not ids or ids[0] < 0 or ids[-1] >= config.vocab_size or any(a >= b for a, b in pairwise(ids)):
             raise fields.wrong(OUTPUT_TOKENS, f"a list of rising token ids, from 0 to {config.vocab_size - 1}")
         return tuple(ids)
+
+    def mask_token(self, config: Any) -> int | None:
+        """Return the token that stands for one that is not known yet (`ModelSource.mask_token`)."""
+        return self.folder.config().integer(MASK_TOKEN, None, 0, config.vocab_size - 1)
 
     def has_tokenizer(self) -> bool:
         """Return whether there are any files of a tokenizer (`ModelSource.has_tokenizer`)."""

@@ -110,6 +110,10 @@ class ModelSource(ABC):
         """Return the tokens that the output layer was trained to propose, rising; None for all of the vocabulary."""
         return None
 
+    def mask_token(self, config: Any) -> int | None:
+        """Return the token that stands for one that is not known yet; None if the model drafts token by token."""
+        return None
+
     def quantization(self) -> Quantization | None:
         """Return the quantization that the weights were saved in for forerun; None if the user chooses it."""
         return None

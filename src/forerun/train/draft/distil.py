@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from forerun.models.decoders import llama_refusal
+from forerun.models.loading.configuration import MASK_TOKEN
 from forerun.train.accelerator import (
     columns_of,
     copy_to_device,
@@ -27,6 +28,7 @@ from forerun.train.accelerator import (
 from forerun.train.checkpoint import LoopState, load_checkpoint, pin, pin_target, pinned
 from forerun.train.data.packed import PackedShard
 from forerun.train.defaults import DraftTraining, LossName
+from forerun.train.draft.parallel import MaskLayout, mask_token_of, set_mask_token
 from forerun.train.draft.prune import check_size, check_start, pruned_copy, step_parameters
 from forerun.train.draft.samples import (
     ShardBatches,
@@ -59,36 +61,52 @@ class DistillationLoss:
         output_tokens: int64, those that the draft proposes; None for all.
         columns: int64 [V], each token's index among these, -1 for the others.
         dtype: of products.
+        parallel: tokens of the chains that are learnt; None for one token at a time.
     """
 
     name: LossName
     output_tokens: Tensor | None = None
     columns: Tensor | None = None
     dtype: torch.dtype = torch.float32
+    parallel: int | None = None
 
     @classmethod
     def of(
-        cls, name: LossName, output_tokens: Tensor | None, vocab_size: int, dtype: torch.dtype = torch.float32
+        cls,
+        name: LossName,
+        output_tokens: Tensor | None,
+        vocab_size: int,
+        dtype: torch.dtype = torch.float32,
+        parallel: int | None = None,
     ) -> DistillationLoss:
         """Return the loss of a draft that proposes these tokens of its vocabulary."""
         columns = None if output_tokens is None else columns_of(output_tokens, vocab_size)
-        return cls(name, output_tokens, columns, dtype)
+        return cls(name, output_tokens, columns, dtype, parallel)
 
     def mean(self, draft: nn.Module, rows: Batch, variation_share: float) -> Tensor:
-        """Average over the positions of the rows whose next token is wanted.
+        """Average over the positions of the rows whose next token is wanted, those of mask tokens included.
 
         rows: as `ShardBatches.batch` gives them.
         """
         assert isinstance(draft, PreTrainedModel)
         where = device_of(draft)
-        tokens, ids, probs, documents, wanted = (copy_to_device(tensor, where) for tensor in rows)
+        tokens, ids, probs, documents, wanted, numbers = (copy_to_device(tensor, where) for tensor in rows)
+        tokens = tokens[:, :-1].long()
+        documents = documents[:, :-1]
         ids = ids.long()
         counted = wanted[:, 1:]
+        inputs = {"input_ids": tokens, "attention_mask": document_mask(documents)}
+        mask_token = mask_token_of(draft)
+        if self.parallel is not None and mask_token is not None:
+            layout = MaskLayout.drawn(counted, self.parallel, int(numbers[0]))
+            inputs = layout.inputs(tokens, documents, mask_token)
+            ids = layout.at(ids)
+            probs = layout.at(probs)
+            counted = layout.at(counted) & layout.is_within(documents)
         if self.columns is not None:
             ids = self.columns.to(where)[ids]
         ids = ids[counted]
         probs = probs.float()[counted]
-        inputs = {"input_ids": tokens[:, :-1].long(), "attention_mask": document_mask(documents[:, :-1])}
         with products_in(self.dtype, where):
             if llama_refusal(draft.config) is not None:  # it may do more to its logits than one product
                 logits = draft(**inputs, use_cache=False).logits[counted]
@@ -176,6 +194,10 @@ def train_stages(
         kept = frequent_tokens(samples, shards, options.output_tokens, model_vocabulary(target), always)
     if kept is not None:
         restrict(draft, kept)
+    if options.parallel is not None:
+        set_mask_token(draft, tokenizer, rows)
+    elif mask_token_of(draft) is not None:
+        delattr(draft.config, MASK_TOKEN)  # what it is not trained for any more
     return draft, distil(draft, run_folder, shards, options, console, target.dtype, end)
 
 
@@ -198,10 +220,10 @@ def distil(
     folder = run_folder / "distil"
     tokens = output_tokens_of(draft)
     chosen = None if tokens is None else digest(tokens.numpy().tobytes())
-    names = ("distillation", "tokens_per_step", "loss", "pruning")
+    names = ("distillation", "tokens_per_step", "loss", "pruning", "parallel")
     pin(folder, {name: asdict(options)[name] for name in names} | {"output_tokens": chosen, SHARDS: shards})
     state = load_checkpoint(folder, draft, optimisers)
-    losses = DistillationLoss.of(cast(LossName, options.loss), tokens, model_vocabulary(draft), dtype)
+    losses = DistillationLoss.of(cast(LossName, options.loss), tokens, model_vocabulary(draft), dtype, options.parallel)
 
     def loss(model: nn.Module, rows: Batch, progress: float) -> Tensor:
         return losses.mean(model, rows, variation_share(progress, options.variation_from))

@@ -143,7 +143,7 @@ class ShardBatches:
 
     def batch(self, step: int) -> Batch:
         """Return the batch of step `step`: tokens int32 [B, T + 1], ids int32 and probabilities float16 [B, T, k],
-        documents and wanted as `Shard` has them."""
+        documents and wanted as `Shard` has them, and numbers int64 [B] that seed what is drawn for each row."""
         epoch, position = divmod(step, len(self._chunks))
         order = np.random.default_rng([self.seed, epoch]).permutation(len(self._chunks))
         index, start, end = self._chunks[int(order[position])]
@@ -153,7 +153,8 @@ class ShardBatches:
             shard.probs.ids[start:end].astype(np.int32),
             *(np.array(each[start:end]) for each in (shard.probs.probabilities, shard.documents, shard.wanted)),
         )
-        return tuple(map(torch.from_numpy, arrays))
+        numbers = step * (end - start) + np.arange(end - start)
+        return tuple(map(torch.from_numpy, (*arrays, numbers)))
 
 
 def output_tokens_of(model: PreTrainedModel) -> Tensor | None:
