@@ -26,7 +26,7 @@ _CONFIG_FLAG = "--speculative-config"
 
 
 def served_drafters(
-    drafters: Sequence[str], draft_model: str | None, speculative_config: str | None
+    drafters: Sequence[str], draft_model: str | None, speculative_config: str | None, draft_vocab: int | None = None
 ) -> str | list[str]:
     """Return the texts of the drafters to load, the default one first; NO_DRAFTER for plain decoding.
 
@@ -39,11 +39,17 @@ def served_drafters(
     given = [flag for flag, value in flags.items() if value]
     if len(given) > 1:
         raise ConfigError(f"{' and '.join(given)} both choose the drafter. Give one of them.")
+    if draft_vocab is not None and draft_model is None:
+        raise ConfigError(
+            f"--draft-vocab is {draft_vocab}, but there is no --draft-model. Give both, or --drafter "
+            f"NAME:draft_vocab={draft_vocab}."
+        )
     if speculative_config is not None:
         remedy = 'Give an object such as {"method": "ngram"}.'
         drafters = [drafter_of_vllm(Fields.parse(speculative_config, _CONFIG_FLAG, ConfigError, remedy=remedy))]
     elif draft_model is not None:
-        drafters = [f"draft-model:model={draft_model}"]
+        vocab = "" if draft_vocab is None else f",draft_vocab={draft_vocab}"
+        drafters = [f"draft-model:model={draft_model}{vocab}"]
     elif not drafters:
         drafters = [AUTO]
     if NO_DRAFTER in drafters:
@@ -66,6 +72,10 @@ INSTALL = "pip install 'forerun[server]'"
 DraftModelName = Annotated[
     str | None, typer.Option(help="Folder or id of a draft model: --drafter draft-model:model=...", metavar="MODEL")
 ]
+DraftVocab = Annotated[
+    int | None,
+    typer.Option(help="Tokens that the draft model can propose, 0 for all.", metavar="N", show_default="49152, or all"),
+]
 SpeculativeConfig = Annotated[
     str | None, typer.Option(help="The drafter as vLLM writes it, a JSON object.", metavar="JSON")
 ]
@@ -86,6 +96,7 @@ def serve(
     model: options.TargetArgument = None,
     drafter: Drafters = None,
     draft_model: DraftModelName = None,
+    draft_vocab: DraftVocab = None,
     speculative_config: SpeculativeConfig = None,
     served_model_name: ServedName = None,
     chat_template: options.ChatTemplate = None,
@@ -102,7 +113,7 @@ def serve(
 
         read_format(server.response_template)  # before the model is loaded, here or on Ray
     model = chosen_model(model, "MODEL")
-    drafters = served_drafters(drafter or [], draft_model, speculative_config)
+    drafters = served_drafters(drafter or [], draft_model, speculative_config, draft_vocab)
     if server.is_open:
         note(
             f"{server.host} lets other machines in, and there is no --api-key: whoever reaches it may use it. Name "

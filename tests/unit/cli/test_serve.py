@@ -28,6 +28,7 @@ RUNNER = CliRunner()
         ({"drafters": ["recycling", "prediction"]}, ["recycling", "prediction"]),
         ({"drafters": ["none"]}, "none"),
         ({"draft_model": "owner/draft"}, ["draft-model:model=owner/draft", "prediction"]),
+        ({"draft_model": "d", "draft_vocab": 0}, ["draft-model:model=d,draft_vocab=0", "prediction"]),
         (
             {"speculative_config": '{"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 3}'},
             ["prompt-lookup:min_ngram=3,max_ngram=3,num_draft_tokens=5", "prediction"],
@@ -50,6 +51,7 @@ def test_drafters(given: dict[str, Any], expected: list[str] | str) -> None:
     [
         ({"drafters": ["suffix"], "draft_model": "x"}, "--drafter and --draft-model"),
         ({"drafters": ["none", "suffix"]}, "'none', and others"),
+        ({"draft_vocab": 5000}, "--draft-vocab is 5000, but there is no --draft-model"),
         ({"speculative_config": "{"}, "not JSON"),
         ({"speculative_config": "{}"}, "one of ngram"),
         ({"speculative_config": '{"method": "custom_class", "model": "os.System"}'}, "one of"),

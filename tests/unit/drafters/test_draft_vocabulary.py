@@ -118,8 +118,8 @@ class Other(StandIn):
 
 
 def test_a_model_of_other_kernels_computes_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(draft_vocabulary, "MIN_SIZE", 2)
-    monkeypatch.setattr(draft_vocabulary, "DEFAULT_SIZE", 16)
+    monkeypatch.setattr(draft_vocabulary, "MIN_DRAFT_VOCAB", 2)
+    monkeypatch.setattr(draft_vocabulary, "DRAFT_VOCAB", 16)
     model = Other(load_model(make_family("qwen2", tmp_path)))
     with pytest.raises(ConfigError, match=r"computes all outputs at once.*Leave draft_vocab out"):
         DraftModel(model, draft_vocab=16).bind(Binding(model))
@@ -133,8 +133,8 @@ def test_a_model_of_other_kernels_computes_all(tmp_path: Path, monkeypatch: pyte
 def test_all_tokens_are_proposed_by_request_or_of_small_vocabularies(
     size: int | None, default: int, expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(draft_vocabulary, "MIN_SIZE", 2)
-    monkeypatch.setattr(draft_vocabulary, "DEFAULT_SIZE", default)
+    monkeypatch.setattr(draft_vocabulary, "MIN_DRAFT_VOCAB", 2)
+    monkeypatch.setattr(draft_vocabulary, "DRAFT_VOCAB", default)
     target = load_model(make_family("qwen2", tmp_path))
     drafter = DraftModel(target, draft_vocab=size)
     llm = LLM(target, drafter, num_draft_tokens=3)
@@ -169,7 +169,7 @@ def test_nothing_is_drafted_where_no_token_is_allowed(drafter: Any, options: dic
 
 
 def test_a_drafter_is_bound_with_the_whole_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(draft_vocabulary, "MIN_SIZE", 2)
+    monkeypatch.setattr(draft_vocabulary, "MIN_DRAFT_VOCAB", 2)
     model = load_model(make_family("qwen2", tmp_path))
     drafter = DraftModel(model, draft_vocab=16 if native() else 0)
     drafter.bind(Binding(model))

@@ -21,9 +21,9 @@ from forerun.models import LanguageModel
 
 _log = logging.getLogger(__name__)
 
-DEFAULT_SIZE = 49_152
+DRAFT_VOCAB = 49_152
 """For vocabularies of more than twice as many."""
-MIN_SIZE = 1_000
+MIN_DRAFT_VOCAB = 1_000
 _BLOCK = 16
 """Tokens that are computed together."""
 
@@ -142,9 +142,9 @@ class DraftVocabulary:
 
 def check_draft_vocab(size: int | None) -> None:
     """Raise ConfigError for a number of tokens that is too small to draft from. size: as of `draft_vocabulary`."""
-    if size is not None and size != 0 and size < MIN_SIZE:
+    if size is not None and size != 0 and size < MIN_DRAFT_VOCAB:
         raise ConfigError(
-            f"draft_vocab is {size:,}, but with fewer than {MIN_SIZE:,} tokens hardly any draft is accepted. Give "
+            f"draft_vocab is {size:,}, but with fewer than {MIN_DRAFT_VOCAB:,} tokens hardly any draft is accepted. Give "
             "more, or 0 for all tokens."
         )
 
@@ -155,15 +155,15 @@ def draft_vocabulary(
     """Return the tokens that a model can propose; None for all.
 
     Args:
-        size: how many; 0 for all; None: DEFAULT_SIZE if the vocabulary has more than twice as many and the model's
+        size: how many; 0 for all; None: DRAFT_VOCAB if the vocabulary has more than twice as many and the model's
             kernels can compute some alone.
 
     Raises:
         ConfigError: as `DraftVocabulary`.
     """
     if size is None:
-        can_choose = columns.num_columns > 2 * DEFAULT_SIZE and model.of_outputs(np.zeros(1, np.int32)) is not None
-        size = DEFAULT_SIZE if can_choose else 0
+        can_choose = columns.num_columns > 2 * DRAFT_VOCAB and model.of_outputs(np.zeros(1, np.int32)) is not None
+        size = DRAFT_VOCAB if can_choose else 0
     if size in (0, columns.num_columns):
         return None
     found = DraftVocabulary(size, model, columns, always)
