@@ -144,8 +144,8 @@ def check_draft_vocab(size: int | None) -> None:
     """Raise ConfigError for a number of tokens that is too small to draft from. size: as of `draft_vocabulary`."""
     if size is not None and size != 0 and size < MIN_DRAFT_VOCAB:
         raise ConfigError(
-            f"draft_vocab is {size:,}, but with fewer than {MIN_DRAFT_VOCAB:,} tokens hardly any draft is accepted. Give "
-            "more, or 0 for all tokens."
+            f"draft_vocab is {size:,}, but with fewer than {MIN_DRAFT_VOCAB:,} tokens hardly any draft is accepted. "
+            "Give more, or 0 for all tokens."
         )
 
 
