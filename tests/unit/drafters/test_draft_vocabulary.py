@@ -147,11 +147,20 @@ def test_all_tokens_are_proposed_by_request_or_of_small_vocabularies(
 
 
 @native_only
-def test_a_token_that_a_bias_names_is_proposed() -> None:
-    token = 3900
-    params = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True, logit_bias={token: 80.0})
-    result = LLM("bundled", DraftModel(draft_vocab=1000), num_draft_tokens=3).generate(["a"], params)[0]
-    assert {*result.token_ids} == {token} and result.stats.num_forwards <= 5
+@pytest.mark.parametrize(
+    "options",
+    [{"logit_bias": {3900: -1.0}}, {"stop_token_ids": [3900]}, {"allowed_token_ids": [3900, 97, 98]}],
+    ids=str,
+)
+def test_tokens_that_options_name_are_proposed(options: dict[str, Any]) -> None:
+    drafter = DraftModel(draft_vocab=1000)
+    llm = LLM("bundled", drafter, num_draft_tokens=3)
+    llm.generate(["a"], SamplingParams(max_tokens=4, temperature=0, logit_bias={98: 50.0}))
+    model = drafter.drafting_model
+    assert 3900 not in model.columns.names(list(range(model.columns.num_columns)))
+    params = SamplingParams(**{"max_tokens": 4, "temperature": 0, "logit_bias": {98: 50.0}} | options)
+    assert 3900 not in llm.generate(["a"], params)[0].token_ids
+    assert 3900 in model.columns.names(list(range(model.columns.num_columns)))
 
 
 @pytest.mark.parametrize("drafter", [DraftModel, DraftTree])
