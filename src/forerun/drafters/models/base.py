@@ -346,7 +346,7 @@ class DraftingModel(Generic[State]):
 
     # What its columns mean in the target's tokens.
 
-    def logprobs(self, logits: Tensor, rows: Seq[tuple[State, Seq[int]]], dead: DeadRows) -> Tensor:
+    def logprobs(self, logits: Tensor, rows: Seq[tuple[State, Seq[int]]], dead: DeadRows | None = None) -> Tensor:
         """Return [R, V] processed log-probabilities.
 
         Args:
@@ -357,7 +357,7 @@ class DraftingModel(Generic[State]):
         places = [state.logits_row(path) for state, path in rows]
         return self.pipeline.process(self.columns.widened(logits), places, dead)
 
-    def probs(self, logits: Tensor, rows: Seq[tuple[State, Seq[int]]], dead: DeadRows) -> Tensor:
+    def probs(self, logits: Tensor, rows: Seq[tuple[State, Seq[int]]], dead: DeadRows | None = None) -> Tensor:
         """Return [R, V] processed probabilities. Arguments as of `logprobs`."""
         places = [state.logits_row(path) for state, path in rows]
         return self.pipeline.probabilities(self.columns.widened(logits), places, dead)
