@@ -13,7 +13,7 @@ from torch import Tensor
 
 from forerun.config import PREFILL_CHUNK
 from forerun.drafters.base import UNKNOWN_ACCEPTANCE, Acceptance, Binding, NamedModel
-from forerun.drafters.models.draft_vocabulary import Columns, DraftVocabulary, check_draft_vocab, draft_vocabulary
+from forerun.drafters.models.draft_vocabulary import Columns, DraftVocabulary, check_draft_vocab, chosen_vocabulary
 from forerun.drafters.models.prefill_policy import PrefillPolicy
 from forerun.drafters.models.state import DraftState
 from forerun.models import Forward, LanguageModel, Rows
@@ -73,7 +73,7 @@ class DraftingModel(Generic[State]):
 
     Args:
         new_state: makes the state of a sequence from it, its cache, and how the sampling pipeline sees it.
-        draft_vocab: as `size` of `draft_vocabulary`.
+        draft_vocab: as `size` of `chosen_vocabulary`.
 
     Raises:
         ConfigError: draft_vocab is too small.
@@ -164,7 +164,7 @@ class DraftingModel(Generic[State]):
         target = binding.target
         self._bound = bound
         always = [*target.eos_token_ids, *special_tokens(binding.tokenizer).values()]
-        self._vocabulary = draft_vocabulary(self._draft_vocab, bound.model, bound.columns, always)
+        self._vocabulary = chosen_vocabulary(self._draft_vocab, bound.model, bound.columns, always)
         self._prefix_reuse = binding.prefix_reuse
         self.vocab_size = target.vocab_size
         self.pipeline = LogitsPipeline(target.vocab_size, target.eos_token_ids)

@@ -121,7 +121,7 @@ def draft_model(
     model: str | Path | LanguageModel | None, dtype: str | None, quantize: str | None, draft_vocab: int | None
 ) -> DraftingModel[DraftState]:
     """Return a draft model, which is loaded when it is bound. Arguments and errors as of `DraftSource` and
-    `draft_vocabulary`."""
+    `chosen_vocabulary`."""
     return DraftingModel(DraftSource(model, dtype, quantize), DraftState, draft_vocab)
 
 

@@ -141,7 +141,7 @@ class DraftVocabulary:
 
 
 def check_draft_vocab(size: int | None) -> None:
-    """Raise ConfigError for a number of tokens that is too small to draft from. size: as of `draft_vocabulary`."""
+    """Raise ConfigError for a number of tokens that is too small to draft from. size: as of `chosen_vocabulary`."""
     if size is not None and size != 0 and size < MIN_DRAFT_VOCAB:
         raise ConfigError(
             f"draft_vocab is {size:,}, but with fewer than {MIN_DRAFT_VOCAB:,} tokens hardly any draft is accepted. "
@@ -149,7 +149,7 @@ def check_draft_vocab(size: int | None) -> None:
         )
 
 
-def draft_vocabulary(
+def chosen_vocabulary(
     size: int | None, model: LanguageModel, columns: Columns, always: Iterable[int]
 ) -> DraftVocabulary | None:
     """Return the tokens that a model can propose; None for all.
