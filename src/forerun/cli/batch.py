@@ -62,6 +62,7 @@ def batch(
     model: options.ModelName = None,
     drafter: options.DrafterName = None,
     draft_model: options.DraftModelName = None,
+    draft_vocab: options.DraftVocab = None,
     settings: Annotated[LLMOptions, Flags(leave_out=("acceptance", *options.OF_SERVERS), typed=options.LLM_TYPED)],
     engine: Annotated[EngineConfig, Flags("max_batch")],
     sampling: Annotated[SamplingParams, Flags("seed")],
@@ -75,7 +76,7 @@ def batch(
     With --seed, a request that has no seed gets one made from it and the request's custom_id.
     """
     model = chosen_model(model)
-    chosen = options.named_drafter(drafter, draft_model) or AUTO
+    chosen = options.named_drafter(drafter, draft_model, draft_vocab) or AUTO
     name = served_model_name or served_name(model)
     template = options.template_text(chat_template)
     llm = asdict(settings) | {"max_batch": engine.max_batch, "chat_template": template}

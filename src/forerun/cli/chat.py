@@ -56,6 +56,7 @@ def chat(
     model: Annotated[str | None, typer.Option(help="The same as an option.", metavar="MODEL")] = None,
     drafter: options.DrafterName = None,
     draft_model: options.DraftModelName = None,
+    draft_vocab: options.DraftVocab = None,
     settings: Annotated[LLMOptions, Flags(leave_out=("acceptance", *options.OF_SERVERS), typed=options.LLM_TYPED)],
     system: options.System = None,
     chat_template: options.ChatTemplate = None,
@@ -80,7 +81,7 @@ def chat(
     screen.note(f"forerun: loading {name}")
     options.set_threads(threads)
     with log_memory_plan(lambda line: screen.note(f"forerun: {line}")):
-        chosen = options.named_drafter(drafter, draft_model) or AUTO
+        chosen = options.named_drafter(drafter, draft_model, draft_vocab) or AUTO
         llm = open_llm(name, chosen, chat=True, chat_template=template, **asdict(settings))
     params, own = options.own_sampling(ctx, params, llm.target)
     if own is not None:

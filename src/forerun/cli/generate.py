@@ -88,6 +88,7 @@ def generate(
         ),
     ] = None,
     draft_model: options.DraftModelName = None,
+    draft_vocab: options.DraftVocab = None,
     settings: Annotated[LLMOptions, Flags(leave_out=options.OF_SERVERS, typed=("acceptance", *options.LLM_TYPED))],
     chat: Annotated[
         bool | None,
@@ -116,7 +117,9 @@ def generate(
     text = read_prompt(prompt)
     messages = None if chat is False else read_chat(text, system)
     template = options.template_text(chat_template)
-    drafter = options.named_drafter(drafter, draft_model) or (AUTO if params.prediction is None else "prediction")
+    drafter = options.named_drafter(drafter, draft_model, draft_vocab) or (
+        AUTO if params.prediction is None else "prediction"
+    )
     options.set_threads(threads)
     with _loading(model, quiet=json):
         llm = open_llm(model, drafter, chat=bool(chat or system), chat_template=template, **asdict(settings))

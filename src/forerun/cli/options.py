@@ -145,6 +145,10 @@ DraftModelName = Annotated[
         show_default="what auto finds",
     ),
 ]
+DraftVocab = Annotated[
+    int | None,
+    typer.Option(help="Tokens that the draft model can propose, 0 for all.", metavar="N", show_default="49152, or all"),
+]
 System = Annotated[
     str | None, typer.Option(help="The system message of the chat.", metavar="TEXT", show_default="none")
 ]
@@ -231,10 +235,17 @@ def chosen_model(model: str | None, flag: str = "--model") -> str:
     return chosen
 
 
-def named_drafter(drafter: str | None, draft_model: str | None) -> str | None:
-    """Return the drafter of --drafter and --draft-model; None without either. Raises DrafterError if they contradict
-    each other."""
-    return drafter if draft_model is None else with_draft_model(drafter or AUTO, draft_model)
+def named_drafter(drafter: str | None, draft_model: str | None, draft_vocab: int | None = None) -> str | None:
+    """Return the drafter of --drafter, --draft-model and --draft-vocab; None without any. Raises ConfigError if they
+    contradict each other."""
+    if draft_model is not None:
+        return with_draft_model(drafter or AUTO, draft_model, draft_vocab)
+    if draft_vocab is not None:
+        raise ConfigError(
+            f"--draft-vocab is {draft_vocab}, but there is no --draft-model. Give both, or --drafter "
+            f"NAME:draft_vocab={draft_vocab}."
+        )
+    return drafter
 
 
 def program() -> str:

@@ -26,7 +26,7 @@ _CONFIG_FLAG = "--speculative-config"
 
 
 def served_drafters(
-    drafters: Sequence[str], draft_model: str | None, speculative_config: str | None
+    drafters: Sequence[str], draft_model: str | None, speculative_config: str | None, draft_vocab: int | None = None
 ) -> str | list[str]:
     """Return the texts of the drafters to load, the default one first; NO_DRAFTER for plain decoding.
 
@@ -36,14 +36,14 @@ def served_drafters(
         ConfigError: two flags contradict each other, or one of them is invalid.
     """
     if speculative_config is not None:
-        if drafters or draft_model is not None:
-            other = "--drafter" if drafters else "--draft-model"
-            raise ConfigError(f"{other} and {_CONFIG_FLAG} both choose the drafter. Give one of them.")
+        flags = {"--drafter": drafters, "--draft-model": draft_model, "--draft-vocab": draft_vocab}
+        if given := [flag for flag, value in flags.items() if value or value == 0]:
+            raise ConfigError(f"{given[0]} and {_CONFIG_FLAG} both choose the drafter. Give one of them.")
         remedy = 'Give an object such as {"method": "ngram"}.'
         drafters = [drafter_of_vllm(Fields.parse(speculative_config, _CONFIG_FLAG, ConfigError, remedy=remedy))]
     else:
         first, *others = drafters or [AUTO]
-        drafters = [options.named_drafter(first, draft_model) or first, *others]
+        drafters = [options.named_drafter(first, draft_model, draft_vocab) or first, *others]
     if NO_DRAFTER in drafters:
         if len(drafters) > 1:
             raise ConfigError(f"--drafter is {NO_DRAFTER!r}, and others too. Give it alone, or leave it out.")
@@ -81,6 +81,7 @@ def serve(
     model: options.TargetArgument = None,
     drafter: Drafters = None,
     draft_model: options.DraftModelName = None,
+    draft_vocab: options.DraftVocab = None,
     speculative_config: SpeculativeConfig = None,
     served_model_name: ServedName = None,
     chat_template: options.ChatTemplate = None,
@@ -97,7 +98,7 @@ def serve(
 
         read_format(server.response_template)  # before the model is loaded, here or on Ray
     model = chosen_model(model, "MODEL")
-    drafters = served_drafters(drafter or [], draft_model, speculative_config)
+    drafters = served_drafters(drafter or [], draft_model, speculative_config, draft_vocab)
     if server.is_open:
         note(
             f"{server.host} lets other machines in, and there is no --api-key: whoever reaches it may use it. Name "

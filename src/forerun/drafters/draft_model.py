@@ -27,6 +27,12 @@ class DraftModel(ModelDrafter):
         dtype: of its weights; None takes the target's, or float32 where that is float64 and the draft
             is quantized.
         quantize: "int8" or "int4", what its weights are kept in; None: as its files are.
+        draft_vocab: tokens that it can propose (1,000 or more), which are those of requests, special ones and for the
+            rest the lowest ids, by the native kernels; 0 for all; None for 49,152 where they compute it and its
+            vocabulary has more than twice as many.
+
+    Raises:
+        ConfigError: an option is out of range.
 
     The model is loaded when an LLM takes the drafter (`bind`).
     """
@@ -37,8 +43,9 @@ class DraftModel(ModelDrafter):
         *,
         dtype: str | None = None,
         quantize: str | None = None,
+        draft_vocab: int | None = None,
     ) -> None:
-        drafting_model = draft_model(model, dtype, quantize)
+        drafting_model = draft_model(model, dtype, quantize, draft_vocab)
         super().__init__("DraftModel", drafting_model, ChainGrowth(drafting_model))
 
     def bind(self, binding: Binding) -> None:
@@ -67,6 +74,7 @@ class DraftTree(ModelDrafter):
         dtype: of the model's weights; None takes the target's, or float32 where that is float64 and the draft
             is quantized.
         quantize: "int8" or "int4", what the model's weights are kept in; None: as its files are.
+        draft_vocab: as in DraftModel.
 
     Raises:
         ConfigError: an option is out of range.
@@ -82,7 +90,8 @@ class DraftTree(ModelDrafter):
         min_gain: float = MIN_GAIN,
         dtype: str | None = None,
         quantize: str | None = None,
+        draft_vocab: int | None = None,
     ) -> None:
-        drafting_model = draft_model(model, dtype, quantize)
+        drafting_model = draft_model(model, dtype, quantize, draft_vocab)
         growth = TreeGrowth(drafting_model, shape, drawn, width, min_gain)
         super().__init__("DraftTree", drafting_model, growth)

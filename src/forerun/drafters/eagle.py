@@ -17,10 +17,16 @@ class Eagle(ModelDrafter):
 
     Args:
         model: folder of the head, or a head that was read; None takes the one that comes with forerun for the target.
+        draft_vocab: as in DraftModel, of a head that can propose every token.
+
+    Raises:
+        ConfigError: draft_vocab is out of range.
     """
 
-    def __init__(self, model: str | Path | StoredHead[HeadConfig] | None = None) -> None:
-        head = eagle_head(model)
+    def __init__(
+        self, model: str | Path | StoredHead[HeadConfig] | None = None, *, draft_vocab: int | None = None
+    ) -> None:
+        head = eagle_head(model, draft_vocab)
         super().__init__("Eagle", head, ChainGrowth(head))
 
 
@@ -33,6 +39,7 @@ class EagleTree(ModelDrafter):
         drawn: draw the children for requests without a seed above temperature 0; False takes the most probable ones.
         width: nodes expanded at one depth of a dynamic tree, and children looked at below each (1 or more).
         min_gain: accepted tokens that one more forward of the head must promise a dynamic tree (0 to below 1).
+        draft_vocab: as in Eagle.
 
     Raises:
         ConfigError: an option is out of range.
@@ -46,6 +53,7 @@ class EagleTree(ModelDrafter):
         *,
         width: int = WIDTH,
         min_gain: float = MIN_GAIN,
+        draft_vocab: int | None = None,
     ) -> None:
-        head = eagle_head(model)
+        head = eagle_head(model, draft_vocab)
         super().__init__("EagleTree", head, TreeGrowth(head, shape, drawn, width, min_gain))

@@ -23,22 +23,23 @@ class EarlyExit(ModelDrafter):
 
     Args:
         exit_layer: E, how many layers draft; None takes a quarter of the target's (1 or more).
+        draft_vocab: as in DraftModel.
 
     Raises:
-        ConfigError: exit_layer is below 1.
+        ConfigError: an option is out of range.
     """
 
-    def __init__(self, exit_layer: int | None = None) -> None:
+    def __init__(self, exit_layer: int | None = None, *, draft_vocab: int | None = None) -> None:
         if exit_layer is not None and exit_layer < 1:
             raise ConfigError(f"exit_layer is {exit_layer}, but at least one layer must draft.")
         self._exit_layer = exit_layer
-        self._layers = FirstLayers(TargetSource(exit_layer))
+        self._layers = FirstLayers(TargetSource(exit_layer), draft_vocab)
         super().__init__("EarlyExit", self._layers, ChainGrowth(self._layers))
 
     @property
     def traits(self) -> Traits:
         num_layers = self._layers.source.num_layers or self._exit_layer
-        return Traits((self._kind, f"{num_layers} layers"), writes_cache=True)
+        return Traits((self._kind, f"{num_layers} layers", *self._layers.options), writes_cache=True)
 
     def draft(
         self, sequences: Seq[Sequence], num_draft_tokens: Seq[int], min_acceptance_prob: float = 0.0

@@ -70,7 +70,7 @@ class ModelDrafter(Drafter):
     def traits(self) -> Traits:
         drafting = self.drafting_model
         model = (identity(drafting.model),) if drafting.is_bound else ()
-        key = (self._kind, *model, *self.growth.options)
+        key = (self._kind, *model, *drafting.options, *self.growth.options)
         return Traits(
             key,
             follows=drafting.follows,

@@ -26,10 +26,16 @@ class Mtp(ModelDrafter):
     Args:
         model: folder of an MTP layer that was trained for the target (forerun train mtp), or one that was read; None
             takes the target's own.
+        draft_vocab: as in DraftModel.
+
+    Raises:
+        ConfigError: draft_vocab is out of range.
     """
 
-    def __init__(self, model: str | Path | StoredHead[HeadConfig] | None = None) -> None:
-        head = EagleHead(MtpSource(model))
+    def __init__(
+        self, model: str | Path | StoredHead[HeadConfig] | None = None, *, draft_vocab: int | None = None
+    ) -> None:
+        head = EagleHead(MtpSource(model), draft_vocab)
         super().__init__("Mtp", head, ChainGrowth(head))
 
     @property

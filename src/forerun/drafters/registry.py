@@ -172,9 +172,12 @@ DRAFTERS: Mapping[str, DrafterRow] = {
 }
 
 
-def with_draft_model(drafter: str, model: str) -> str:
+def with_draft_model(drafter: str, model: str, draft_vocab: int | None = None) -> str:
     """Return the text of a drafter that is given a draft model: AUTO and suffix matches become hybrids with it, and
     drafters that take one take it.
+
+    Args:
+        draft_vocab: tokens that the draft model can propose; None: its default.
 
     Raises:
         DrafterError: it takes none, or has one; the model is the name of a drafter.
@@ -182,14 +185,16 @@ def with_draft_model(drafter: str, model: str) -> str:
     if model.partition(":")[0] in DRAFTERS:
         raise DrafterError(f"The draft model is {model!r}, which is a drafter. Give it as --drafter, or give a model.")
     name, options = split_spec(drafter)
+    own = {"model": model} | ({} if draft_vocab is None else {"draft_vocab": str(draft_vocab)})
+    source = model if draft_vocab is None else text_of("draft-model", own)
     if name in (AUTO, DEFAULT_DRAFTER):
         of_engine = {key: options.pop(key) for key in (K_OPTION,) if key in options}
-        return hybrid_of(text_of(DEFAULT_DRAFTER, options), model, **of_engine)
+        return hybrid_of(text_of(DEFAULT_DRAFTER, options), source, **of_engine)
     if name == "hybrid" and "sources" not in options:
-        return hybrid_of(DEFAULT_DRAFTER, model, **options)
+        return hybrid_of(DEFAULT_DRAFTER, source, **options)
     takers = [each for each, row in DRAFTERS.items() if (row.kind, row.needed_option) == ("model", "model")]
     if name in takers and "model" not in options:
-        return text_of(name, {"model": model, **options})
+        return text_of(name, {**own, **options})
     raise DrafterError(
         f"drafter is {drafter!r}, which takes no other draft model, but {model!r} is given too. Give one of them, or "
         f"with the draft model {', '.join([DEFAULT_DRAFTER, *takers])}."

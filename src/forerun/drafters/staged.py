@@ -40,8 +40,10 @@ class Staged(ModelDrafter):
         dtype: of the draft model's weights; None takes the target's, or float32 where that is float64 and the draft
             is quantized.
         quantize: "int8" or "int4", what the draft model's weights are kept in; None: as its files are.
+        draft_vocab: as in DraftModel.
 
     Raises:
+        ConfigError: an option is out of range.
         DrafterError: the inner drafter is unknown, or of a kind that cannot serve here.
     """
 
@@ -52,8 +54,9 @@ class Staged(ModelDrafter):
         *,
         dtype: str | None = None,
         quantize: str | None = None,
+        draft_vocab: int | None = None,
     ) -> None:
-        drafting_model = draft_model(model, dtype, quantize)
+        drafting_model = draft_model(model, dtype, quantize, draft_vocab)
         super().__init__("Staged", drafting_model, ChainGrowth(drafting_model, self._begin))
         self._inner, self._inner_k = _inner(drafter)
 

@@ -250,6 +250,17 @@ class LanguageModel(ABC):
         """
         return None
 
+    def of_outputs(self, blocks: NDArray[np.int32]) -> LanguageModel | None:
+        """Return the same model, on the same memory and pool, whose logits are those of some tokens alone.
+
+        Args:
+            blocks: of 16 tokens each, rising; the last may be one of fewer. The array must not change.
+
+        Returns:
+            None if this model computes the logits of all tokens, or of none but its own choice.
+        """
+        return None
+
     def experts_given(self) -> NDArray[np.int64] | None:
         """Return [experts of all layers] the rows that each was given so far; None where nobody counts them."""
         return None
@@ -380,6 +391,10 @@ class LayerRangeDecoder(ABC):
 
     def draft_session(self, caches: Sequence[Cache], pick: Pick) -> DraftSession | None:
         """Return None: these decoders have no draft session (`LanguageModel.draft_session`)."""
+        return None
+
+    def of_outputs(self, blocks: NDArray[np.int32]) -> LayerRangeDecoder | None:
+        """Return None: these decoders compute all outputs (`LanguageModel.of_outputs`)."""
         return None
 
     @abstractmethod

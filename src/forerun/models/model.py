@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
@@ -241,6 +242,16 @@ class Model(LanguageModel):
         if self.device.type == "cpu":
             return self.decoder.draft_session(caches, pick)
         return DeviceDraftSession(self, caches, pick) if pick.num_ahead > 1 else None
+
+    def of_outputs(self, blocks: NDArray[np.int32]) -> Model | None:
+        """Return the same model whose logits are those of some tokens alone (`LanguageModel.of_outputs`)."""
+        decoder = self.decoder if self.output_tokens is None else None
+        part = decoder.of_outputs(blocks) if isinstance(decoder, LayerRangeDecoder) else None
+        if part is None:
+            return None
+        model = copy(self)
+        model.decoder = part
+        return model
 
     @torch.inference_mode()
     def embedding_rows(self, token_ids: Tensor) -> Tensor:

@@ -82,14 +82,14 @@ class LogitsPipeline:
         return logprobs
 
     @paced_threads()
-    def probabilities(self, logits: Tensor, rows: Seq[LogitsRow]) -> Tensor:
+    def probabilities(self, logits: Tensor, rows: Seq[LogitsRow], dead: DeadRows | None = None) -> Tensor:
         """Return [R, V] the exponentials of `process`, to rounding: drafters draw from them, and rejection compares
-        them.
+        them. Arguments as of `process`.
 
         Where no option but the temperature is in use, in one operation, with different last bits.
         """
         if not all(_is_plain(row.sequence) for row in rows):
-            return self.process(logits, rows).exp_()
+            return self.process(logits, rows, dead).exp_()
         temperatures = [row.sequence.params.temperature for row in rows]
         if any(temperature != 1 for temperature in temperatures):
             logits = logits / torch.tensor(temperatures, dtype=logits.dtype, device=logits.device)[:, None]

@@ -33,7 +33,6 @@ LENGTH_WEIGHT = 2.0
 """Pseudo-trials of the prior that a drafter proposes as many nodes as are requested."""
 
 
-
 _EVEN = (1.0, 1.0)
 
 

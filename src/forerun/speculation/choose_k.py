@@ -246,7 +246,9 @@ class DraftChooser:
             use.consider(len(sequence.token_ids), pays=k > 0)
         if any(counts):
             self.rate = rate
-            earns = [k and self._earns(each, beside_copies=bool(found)) for k, each in zip(counts, sequences, strict=True)]
+            earns = [
+                k and self._earns(each, beside_copies=bool(found)) for k, each in zip(counts, sequences, strict=True)
+            ]
             counts = [k if each else 0 for k, each in zip(counts, earns, strict=True)]
         if any(counts):
             self.min_acceptance_prob = self._price_of_a_token(counts, prices, draft)

@@ -28,6 +28,10 @@ RUNNER = CliRunner()
         ({"drafters": ["recycling", "prediction"]}, ["recycling", "prediction"]),
         ({"drafters": ["none"]}, "none"),
         ({"draft_model": "owner/draft"}, ["hybrid:sources=suffix+owner/draft", "prediction"]),
+        (
+            {"draft_model": "d", "draft_vocab": 0},
+            ['hybrid:sources=suffix+"draft-model:model=d,draft_vocab=0"', "prediction"],
+        ),
         ({"drafters": ["suffix"], "draft_model": "/a+b"}, ['hybrid:sources=suffix+"/a+b"', "prediction"]),
         (
             {"drafters": ["draft-model", "suffix"], "draft_model": "owner/draft"},
@@ -56,6 +60,7 @@ def test_drafters(given: dict[str, Any], expected: list[str] | str) -> None:
         ({"drafters": ["suffix"], "speculative_config": "{}"}, "--drafter and --speculative-config"),
         ({"draft_model": "x", "speculative_config": "{}"}, "--draft-model and --speculative-config"),
         ({"drafters": ["none", "suffix"]}, "'none', and others"),
+        ({"draft_vocab": 5000}, "--draft-vocab is 5000, but there is no --draft-model"),
         ({"speculative_config": "{"}, "not JSON"),
         ({"speculative_config": "{}"}, "one of ngram"),
         ({"speculative_config": '{"method": "custom_class", "model": "os.System"}'}, "one of"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 
+import numpy as np
 import pytest
 import torch
 
@@ -116,6 +117,19 @@ def test_rows_of_a_weight_are_read_back(library: Library, kind: str) -> None:
     weight, index = weight_of(kind, 50, 70), torch.tensor([49, 0, 17, 17])
     whole = weight.dequantize(torch.float32) if isinstance(weight, QuantizedWeight) else weight.float()
     assert torch.equal(NativeLinear(library, weight).rows(index), whole[index])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("blocks", [[0, 1, 2], [1], [0, 3], [3]])
+def test_some_blocks_of_outputs_have_the_bits_of_all(library: Library, kind: str, blocks: list[int]) -> None:
+    linear, indices = NativeLinear(library, weight_of(kind, 55, 70), torch.randn(55)), np.array(blocks, np.int32)
+    part = linear.of_blocks(indices)
+    outputs = [output for block in blocks for output in range(16 * block, min(55, 16 * block + 16))]
+    for count in (1, 2, 3, 9, 40):
+        x, y = drawn(count, 70), torch.empty(count, len(outputs))
+        assert part.out_features == len(outputs)
+        library.linear(ctypes.byref(part), x.data_ptr(), count, None, y.data_ptr(), 2)
+        assert torch.equal(y, linear.forward(x)[:, outputs])
 
 
 @pytest.mark.parametrize("index", [-1, 50, 1 << 40])

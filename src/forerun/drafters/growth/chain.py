@@ -18,7 +18,7 @@ from forerun.drafters.growth.growing_chain import Confidence, GrowingChain, Pick
 from forerun.drafters.models.base import DraftingModel
 from forerun.models import Rows
 from forerun.models.draft_session import DraftSession, Pick
-from forerun.sampling import draw_tokens, row_argmax
+from forerun.sampling import DeadRows, draw_tokens, row_argmax
 from forerun.types import Draft, Sequence
 
 Begin = Callable[[Seq[GrowingChain]], Seq[list[int]]]
@@ -180,30 +180,33 @@ class ChainGrowth(Growth):
         Greedy chains take the argmax, seeded ones with the target's noise added; the others draw.
 
         Returns:
-            [R, V] logits up to a constant, or distributions if drawn; [R] tokens. Where the argmax is enough, the
-            logits are those of the draft vocabulary.
+            [R, V] logits up to a constant, or distributions if drawn; [R] tokens, -1 where the model can propose none.
+            Where the argmax is enough, the logits are those of the draft vocabulary.
         """
         if picking is Picking.GREEDY and all(
             self._model.pipeline.is_identity(chain.sequence.params) for chain in chains
         ):
-            values = logits[:, : self._model.vocab_size]
+            values = logits[:, : self._model.columns.num_columns]
             return values, self._model.columns.named(row_argmax(values))
+        dead: DeadRows = {}
         positions = []
         for chain in chains:
             path = chain.tree.ids
             positions.append((chain.state, path[:]))
             positions.extend((chain.state, [*path, *chain.proposed[:i]]) for i in range(1, chain.num_rows))
         if picking is Picking.DRAWN:
-            probs = self._model.probs(logits, positions)
+            values = self._model.probs(logits, positions, dead)
             at = [(len(chain.tree), chain) for chain in chains]
             parts = [chain.uniforms[i : i + chain.num_rows] for i, chain in at if chain.uniforms is not None]
-            return probs, draw_tokens(probs, parts[0] if len(parts) == 1 else torch.cat(parts))
-        values = self._model.logprobs(logits, positions)
-        if picking is Picking.GREEDY:
-            return values, row_argmax(values)
-        noise = [chain.noise(self._model.vocab_size) for chain in chains]
-        values = torch.add(noise[0] if len(noise) == 1 else torch.cat(noise), values)
-        return values, row_argmax(values)
+            picked = draw_tokens(values, parts[0] if len(parts) == 1 else torch.cat(parts))
+        else:
+            values = self._model.logprobs(logits, positions, dead)
+            if picking is Picking.SEEDED:
+                noise = [chain.noise(self._model.vocab_size) for chain in chains]
+                values = torch.add(noise[0] if len(noise) == 1 else torch.cat(noise), values)
+            picked = row_argmax(values)
+        picked[list(dead)] = -1
+        return values, picked
 
     def _accept_probs(
         self, chains: list[GrowingChain], values: Tensor, picked: Tensor, picking: Picking
@@ -216,7 +219,7 @@ class ChainGrowth(Growth):
             highest: list[float] = values.softmax(-1).amax(-1).tolist()
             return highest
         probs = values if picking is Picking.DRAWN else values.softmax(-1)
-        probabilities: list[float] = probs.gather(-1, picked[:, None])[:, 0].tolist()
+        probabilities: list[float] = probs.gather(-1, picked.clamp(min=0)[:, None])[:, 0].tolist()
         return probabilities
 
     def _keep(self, chain: GrowingChain, num_proposed: int) -> None:

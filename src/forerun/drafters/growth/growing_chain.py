@@ -144,7 +144,7 @@ class GrowingChain:
         """Take what was picked at each row, as far as the rows before it were fed what was picked there.
 
         Args:
-            picked: [num_rows] tokens.
+            picked: [num_rows] tokens; -1 ends the chain.
             probabilities: [num_rows] the draft model's probabilities of them; None without a minimum probability.
             probs: [num_rows, V] that they were drawn from; None if they were chosen.
 
@@ -152,6 +152,9 @@ class GrowingChain:
             How many of the proposed tokens are kept.
         """
         for i, token_id in enumerate(picked):
+            if token_id < 0:
+                self.ended = True
+                return i
             probability = None if probabilities is None else probabilities[i]
             self._take(token_id, probability, None if probs is None else probs[i])
             if self.ended or i == len(self.proposed) or token_id != self.proposed[i]:

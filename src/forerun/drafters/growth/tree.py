@@ -23,7 +23,7 @@ from forerun.drafters.models.base import DraftingModel
 from forerun.drafters.models.state import DraftState
 from forerun.errors import ConfigError
 from forerun.models import Rows
-from forerun.sampling import NoiseKey, keyed_gumbel
+from forerun.sampling import DeadRows, NoiseKey, keyed_gumbel
 from forerun.speculation import Rates
 from forerun.types import Draft, Sequence
 from forerun.utils.tree import ROOT
@@ -417,7 +417,8 @@ class TreeGrowth(Growth):
         if bad:  # such a row has no children
             logits = logits.index_fill(0, torch.tensor(sorted(bad), device=logits.device), 0.0)
             wanted = [0 if row in bad else count for row, count in enumerate(wanted)]
-        values, is_named = self._values(picking, trees, logits)
+        values, is_named, dead = self._values(picking, trees, logits)
+        wanted = [0 if row in dead else count for row, count in enumerate(wanted)]
         if self._draws(picking):
             probs = iter(values)
             for tree in trees:
@@ -431,19 +432,21 @@ class TreeGrowth(Growth):
             children.append([child for child in zip(tokens[:most], accept_probs[:most], strict=True) if child[1] > 0])
         return children
 
-    def _values(self, picking: Picking, trees: list[GrowingTree], logits: Tensor) -> tuple[Tensor, bool]:
+    def _values(self, picking: Picking, trees: list[GrowingTree], logits: Tensor) -> tuple[Tensor, bool, DeadRows]:
         """Return [rows, V] what children are ranked by: logits up to a constant, or probabilities for requests without
-        a seed; and whether the columns are the target's tokens, not those of the draft vocabulary."""
+        a seed; whether the columns are the target's tokens, not those of the draft vocabulary; and the rows that have
+        no children."""
+        dead: DeadRows = {}
         if picking is Picking.GREEDY and all(
             self._model.pipeline.is_identity(tree.state.sequence.params) for tree in trees
         ):
-            return logits[:, : self._model.vocab_size], False
+            return logits[:, : self._model.columns.num_columns], False, dead
         positions = [(tree.state, path) for tree in trees for path in tree.paths()]
         if picking is Picking.DRAWN:
-            return self._model.probs(logits, positions), True
-        values = self._model.logprobs(logits, positions)
+            return self._model.probs(logits, positions, dead), True, dead
+        values = self._model.logprobs(logits, positions, dead)
         if picking is Picking.GREEDY:
-            return values, True
+            return values, True, dead
         keys = []
         for tree in trees:
             sequence = tree.state.sequence
@@ -451,7 +454,7 @@ class TreeGrowth(Growth):
             keys.append(NoiseKey(sequence.params.seed, sequence.choice, len(sequence.token_ids) + tree.depth))
         noise = keyed_gumbel(keys, self._model.vocab_size)
         sizes = torch.tensor([len(tree.expansion.frontier) for tree in trees])
-        return noise.repeat_interleave(sizes, 0).add_(values), True
+        return noise.repeat_interleave(sizes, 0).add_(values), True, dead
 
     def _harvest(self, tree: GrowingTree) -> Draft:
         draft, ranked = tree.draft()

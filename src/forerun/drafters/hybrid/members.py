@@ -167,7 +167,9 @@ def without_given(outcome: DraftOutcome, num_given: int) -> DraftOutcome:
     count = outcome.num_draft_tokens - num_given
     path = outcome.verdict.path
     if count <= 0 or len(path) < num_given:
-        return replace(outcome, num_draft_tokens=0, draft=Draft.empty(), verdict=Verdict([], outcome.verdict.next_token))
+        return replace(
+            outcome, num_draft_tokens=0, draft=Draft.empty(), verdict=Verdict([], outcome.verdict.next_token)
+        )
     own = Draft.chain(outcome.draft.ids[num_given:])
     verdict = Verdict([node - num_given for node in path[num_given:]], outcome.verdict.next_token)
     return replace(outcome, num_draft_tokens=count, draft=own, verdict=verdict)

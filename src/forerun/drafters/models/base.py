@@ -13,38 +13,20 @@ from torch import Tensor
 
 from forerun.config import PREFILL_CHUNK
 from forerun.drafters.base import UNKNOWN_ACCEPTANCE, Acceptance, Binding, NamedModel
+from forerun.drafters.models.draft_vocabulary import Columns, DraftVocabulary, check_draft_vocab, chosen_vocabulary
 from forerun.drafters.models.prefill_policy import PrefillPolicy
 from forerun.drafters.models.state import DraftState
 from forerun.models import Forward, LanguageModel, Rows
 from forerun.models.draft_session import DraftSession, NextTokens, Pick
 from forerun.models.model import first_non_finite_tensor
-from forerun.sampling import LogitsPipeline, non_finite_rows, unfiltered
+from forerun.sampling import DeadRows, LogitsPipeline, non_finite_rows, unfiltered
 from forerun.types import Cache, Needs, Pool, Sequence, Step
+from forerun.utils.vocabulary import special_tokens
 
 _log = logging.getLogger(__name__)
 
 MAX_LAG = 32
 """Uncomputed committed tokens at which the model prefills without a draft request."""
-
-
-class Columns(Protocol):
-    """What the columns of a model's logits are among the target's tokens, and how it reads these."""
-
-    @property
-    def num_columns(self) -> int:
-        """Return how many columns, from the first, can be drafted from."""
-
-    def widened(self, logits: Tensor) -> Tensor:
-        """Widen [R, draft vocabulary] to [R, V], the target's tokens: -inf where the model has none."""
-
-    def named(self, columns: Tensor) -> Tensor:
-        """Return the target's tokens of columns, before these are widened."""
-
-    def names(self, columns: list[int]) -> list[int]:
-        """Return the target's tokens of columns, as a list."""
-
-    def readable(self, token_ids: list[int]) -> list[int]:
-        """Return the target's tokens as the model can read them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +73,10 @@ class DraftingModel(Generic[State]):
 
     Args:
         new_state: makes the state of a sequence from it, its cache, and how the sampling pipeline sees it.
+        draft_vocab: as `size` of `chosen_vocabulary`.
+
+    Raises:
+        ConfigError: draft_vocab is too small.
     """
 
     has_own_caches = True
@@ -100,11 +86,19 @@ class DraftingModel(Generic[State]):
     follows: int | None = None
     """`Traits.follows`."""
 
-    def __init__(self, source: DraftModelSource, new_state: Callable[[Sequence, Cache, Sequence], State]) -> None:
+    def __init__(
+        self,
+        source: DraftModelSource,
+        new_state: Callable[[Sequence, Cache, Sequence], State],
+        draft_vocab: int | None = 0,
+    ) -> None:
+        check_draft_vocab(draft_vocab)
         self.source = source
         self.states: dict[Sequence, State] = {}
         self._new_state = new_state
         self._bound: BoundModel | None = None
+        self._draft_vocab = draft_vocab
+        self._vocabulary: DraftVocabulary | None = None
         self._reported = False
         self._prefill_policy = PrefillPolicy(is_cheap=self.reads_states)  # a head has a layer or a few
 
@@ -140,6 +134,11 @@ class DraftingModel(Generic[State]):
         return UNKNOWN_ACCEPTANCE if self._bound is None else self._bound.acceptance
 
     @property
+    def options(self) -> tuple[str, ...]:
+        """Return what drafting time depends on beside the model; complete after `bind`."""
+        return () if self._vocabulary is None else (f"{self._vocabulary.size} tokens",)
+
+    @property
     def pools(self) -> tuple[Pool, ...]:
         """Return the page pool of its caches, if they are its own."""
         pool = self._bound.model.pool if self._bound is not None and self.has_own_caches else None
@@ -164,6 +163,8 @@ class DraftingModel(Generic[State]):
         """Draft with this model, which fits the target."""
         target = binding.target
         self._bound = bound
+        always = [*target.eos_token_ids, *special_tokens(binding.tokenizer).values()]
+        self._vocabulary = chosen_vocabulary(self._draft_vocab, bound.model, bound.columns, always)
         self._prefix_reuse = binding.prefix_reuse
         self.vocab_size = target.vocab_size
         self.pipeline = LogitsPipeline(target.vocab_size, target.eos_token_ids)
@@ -233,13 +234,18 @@ class DraftingModel(Generic[State]):
     # How it is fed.
 
     def affordable(self, sequences: Seq[Sequence], num_draft_tokens: Seq[int], num_rows: Seq[int]) -> list[int]:
-        """Record that these sequences draft, and return their numbers of draft tokens, 0 where the pool lacks pages.
+        """Record that these sequences draft, let the model propose their tokens, and return their numbers of draft
+        tokens, 0 where the pool lacks pages.
 
-        Called before anything is drawn: to drop a draft for what it contains would change the output's distribution.
+        Called before anything is drawn: to drop a draft, or to choose what it is drawn from, for what it contains would
+        change the output's distribution.
 
         num_rows: rows of each draft, which are fed beside the sequence's tokens.
         """
         self._prefill_policy.record_drafts(compress(sequences, num_draft_tokens))
+        if self._vocabulary is not None:
+            self._vocabulary.include(t for each in sequences for t in self.states[each].unseen_tokens())
+            self._bound = replace(self.bound, model=self._vocabulary.model, columns=self._vocabulary.columns)
         pool = self.model.pool
         affordable = []
         if pool is None or pool.num_pages is None:
@@ -341,19 +347,21 @@ class DraftingModel(Generic[State]):
 
     # What its columns mean in the target's tokens.
 
-    def logprobs(self, logits: Tensor, rows: Seq[tuple[State, Seq[int]]]) -> Tensor:
+    def logprobs(self, logits: Tensor, rows: Seq[tuple[State, Seq[int]]], dead: DeadRows | None = None) -> Tensor:
         """Return [R, V] processed log-probabilities.
 
         Args:
             logits: [R, draft vocabulary].
             rows: the sequence and the drafted path that each row stands after.
+            dead: gets the rows that have no token which the model can propose. Nothing is to be picked there.
         """
-        return self.pipeline.process(self.columns.widened(logits), [state.logits_row(path) for state, path in rows])
+        places = [state.logits_row(path) for state, path in rows]
+        return self.pipeline.process(self.columns.widened(logits), places, dead)
 
-    def probs(self, logits: Tensor, rows: Seq[tuple[State, Seq[int]]]) -> Tensor:
+    def probs(self, logits: Tensor, rows: Seq[tuple[State, Seq[int]]], dead: DeadRows | None = None) -> Tensor:
         """Return [R, V] processed probabilities. Arguments as of `logprobs`."""
         places = [state.logits_row(path) for state, path in rows]
-        return self.pipeline.probabilities(self.columns.widened(logits), places)
+        return self.pipeline.probabilities(self.columns.widened(logits), places, dead)
 
     def takes_largest(self, sequence: Sequence) -> bool:
         """Return whether the tokens of a request are those of the largest logits, whatever these are otherwise."""

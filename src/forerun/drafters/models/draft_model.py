@@ -142,10 +142,11 @@ class CausalDraftModel(DraftingModel[DraftState]):
 
 
 def draft_model(
-    model: str | Path | LanguageModel | None, dtype: str | None, quantize: str | None
+    model: str | Path | LanguageModel | None, dtype: str | None, quantize: str | None, draft_vocab: int | None
 ) -> DraftingModel[DraftState]:
-    """Return a draft model, which is loaded when it is bound. Arguments and errors as of `DraftSource`."""
-    return CausalDraftModel(DraftSource(model, dtype, quantize), DraftState)
+    """Return a draft model, which is loaded when it is bound. Arguments and errors as of `DraftSource` and
+    `chosen_vocabulary`."""
+    return CausalDraftModel(DraftSource(model, dtype, quantize), DraftState, draft_vocab)
 
 
 def check_draft_quantization(

@@ -68,8 +68,8 @@ class FirstLayers(DraftingModel[DraftState]):
     has_own_caches = False
     source: TargetSource
 
-    def __init__(self, source: TargetSource) -> None:
-        super().__init__(source, DraftState)
+    def __init__(self, source: TargetSource, draft_vocab: int | None) -> None:
+        super().__init__(source, DraftState, draft_vocab)
         self._hidden: dict[DraftState, list[Tensor]] = {}
 
     @property

@@ -30,6 +30,7 @@ class DraftState:
         num_published: positions of the cache that have been offered for adoption.
         shift: the token at position p of the cache is the sequence's at p + shift. `FIRST_SHIFT`, or more where tokens
             were skipped.
+        num_seen: tokens of the sequence that `unseen_tokens` has returned.
     """
 
     FIRST_SHIFT: ClassVar[int] = 0
@@ -42,6 +43,7 @@ class DraftState:
     drafted_at: int = 0
     num_published: int = 0
     shift: int = 0
+    num_seen: int = 0
 
     def add(self, rows: Rows) -> None:
         """Record rows that the model has been fed and that may be rejected."""
@@ -83,6 +85,14 @@ class DraftState:
         self.view.token_ids = self.sequence.token_ids
         return LogitsRow(self.view, path)
 
+    def unseen_tokens(self) -> list[int]:
+        """Return the tokens committed since the last call; in the first also those that the request's options name."""
+        params = self.sequence.params
+        seen = self.num_seen
+        named = [*params.logit_bias, *params.stop_token_ids, *(params.allowed_token_ids or ())] if not seen else []
+        self.num_seen = len(self.sequence.token_ids)
+        return [*self.sequence.token_ids[seen:], *named]
+
     def may_publish(self) -> bool:
         """Return whether the cache holds another whole final page. The last committed token may be fed again; rows
         behind a gap cannot be adopted."""
@@ -105,6 +115,7 @@ class DraftState:
     def rewind(self, length: int) -> None:
         """Forget what was computed of the tokens from `length` on, which have been replaced."""
         self.drafted = None
+        self.num_seen = min(self.num_seen, length)
         self.settle(length)
         if length <= self.shift:  # nothing is left
             self.shift = self.FIRST_SHIFT

@@ -201,6 +201,17 @@ class NativeLinear(nn.Module):
                 setattr(part, name, address + first * torch.float32.itemsize)
         return part
 
+    def of_blocks(self, blocks: NDArray[np.int32]) -> LinearStruct:
+        """Return the layer of some blocks of 16 outputs on this one's memory, those beyond `out_features` left out.
+
+        Args:
+            blocks: which, rising; the array must live as long as the structure.
+        """
+        part = LinearStruct.from_buffer_copy(self.struct)
+        part.out_features = len(blocks) * _LANES - max(0, (int(blocks[-1]) + 1) * _LANES - self.out_features)
+        part.blocks = blocks.ctypes.data
+        return part
+
     def float_numbers(self) -> Tensor | None:
         """Return the packed numbers of a float weight, or None for a quantized one."""
         if self.kind not in (WEIGHT_KINDS["FLOAT32"], WEIGHT_KINDS["BFLOAT16"]):

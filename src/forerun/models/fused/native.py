@@ -110,6 +110,7 @@ class NativeDecoder(LayerRangeDecoder):
         self.hidden = spec.hidden
         self.library = library
         self._session: NativeDecoderSession | None = None  # the last
+        self._blocks: NDArray[np.int32] | None = None  # of outputs, if not of all: `struct` points to them
         self._kept: dict[str, Tensor | NativeLinear] = {}  # by parameter: the structs below point into their memory
         self.embedding_scale = spec.embeddings.scale_in(model.dtype)
         self._positions: Tensor | None = None
@@ -154,6 +155,16 @@ class NativeDecoder(LayerRangeDecoder):
         part.planner = part._planner(part.num_layers)
         part.struct = ModelStruct.from_buffer_copy(self.struct)
         part.struct.head = self.lm_head.last_outputs(num_outputs)
+        return part
+
+    def of_outputs(self, blocks: NDArray[np.int32]) -> NativeDecoder:
+        """Return a decoder of the same layers and pages, and of these blocks of 16 outputs
+        (`LanguageModel.of_outputs`)."""
+        part = copy(self)
+        part._blocks = blocks
+        part._session = None
+        part.struct = ModelStruct.from_buffer_copy(self.struct)
+        part.struct.head = self.lm_head.of_blocks(blocks)
         return part
 
     def _planner(self, num_layers: int) -> PathPlanner:

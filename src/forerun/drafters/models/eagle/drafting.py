@@ -47,9 +47,9 @@ class EagleHead(FusingHead):
         return result
 
 
-def eagle_head(model: str | Path | StoredHead[HeadConfig] | None) -> EagleHead:
-    """Return an EAGLE head, which is read when it is bound. model: as of `Eagle`."""
-    return EagleHead(HeadSource(model, "eagle", make_eagle))
+def eagle_head(model: str | Path | StoredHead[HeadConfig] | None, draft_vocab: int | None) -> EagleHead:
+    """Return an EAGLE head, which is read when it is bound. Arguments as of `Eagle`."""
+    return EagleHead(HeadSource(model, "eagle", make_eagle), draft_vocab)
 
 
 def make_eagle(head: StoredHead[HeadConfig], target: LanguageModel, name: str) -> EagleModel:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
+from copy import copy
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from forerun.drafters.models.eagle.config import EagleConfig
@@ -81,6 +84,10 @@ class ReferenceEagleLayer:
         """
         return None
 
+    def of_outputs(self, blocks: NDArray[np.int32]) -> EagleLayer | None:
+        """Return the layer with these blocks of 16 outputs (`LanguageModel.of_outputs`); None: it computes all."""
+        return None
+
     def keys(self, batch: Sequence[Rows], embedding: Tensor, states: Tensor) -> None:
         """Compute only the keys and values of rows, which join their caches' scratch.
 
@@ -150,6 +157,14 @@ class NativeEagleLayer(NativeHead[EagleConfig]):
             self._session = NativeEagleChains(self, caches, pick, embed)
         return self._session
 
+    def of_outputs(self, blocks: NDArray[np.int32]) -> NativeEagleLayer:
+        part = copy(self)
+        part._decoder = self._decoder.of_outputs(blocks)
+        part._session = None
+        part._eagle = EagleStruct.from_buffer_copy(self._eagle)
+        part._eagle.model.head = part._decoder.struct.head
+        return part
+
     def keys(self, batch: Sequence[Rows], embedding: Tensor, states: Tensor) -> None:
         embedding = embedding.contiguous()
         states = states.contiguous()
@@ -194,7 +209,7 @@ class NativeEagleLayer(NativeHead[EagleConfig]):
     def _computed(self, rows: RowsStruct, embedding: Tensor, states: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
         """Return the logits of the wanted rows, and the states of all rows for the next rows."""
         x = torch.empty(len(embedding), self._config.hidden_size)
-        logits = torch.empty(len(wanted), self._config.draft_vocab_size)
+        logits = torch.empty(len(wanted), self._decoder.num_outputs)
         self.compute(rows, embedding.contiguous(), states.contiguous(), wanted, x, logits)
         return logits, x
 
@@ -225,7 +240,7 @@ class NativeEagleChains(NativeDraftSession):
     def __init__(
         self, layer: NativeEagleLayer, caches: Sequence[Cache], pick: Pick, embed: Callable[[Tensor], Tensor]
     ) -> None:
-        super().__init__(layer._library, caches, layer._decoder.cos_sin, layer._config.draft_vocab_size, pick)
+        super().__init__(layer._library, caches, layer._decoder.cos_sin, layer._decoder.num_outputs, pick)
         self._layer = layer
         self._embed = embed
         self._given = torch.empty(0, layer._config.hidden_size)

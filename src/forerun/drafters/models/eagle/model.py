@@ -7,8 +7,11 @@ weights are quantized, else in its number format, native where the target is. At
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from forerun.drafters.models.eagle.config import EagleConfig
@@ -82,6 +85,15 @@ class EagleModel(HeadModel):
             return self._layer.draft_session(caches, pick, self._embedded)
         names = None if self.proposes_all else self.token_ids
         return DeviceDraftSession(self, caches, pick, names) if pick.num_ahead > 1 else None
+
+    def of_outputs(self, blocks: NDArray[np.int32]) -> EagleModel | None:
+        """Return the same head whose logits are those of some tokens alone (`LanguageModel.of_outputs`)."""
+        layer = self._layer.of_outputs(blocks) if self.proposes_all else None
+        if layer is None:
+            return None
+        model = copy(self)
+        model._layer = layer
+        return model
 
     def _embedded(self, token_ids: Tensor) -> Tensor:
         return self.target.embedding_rows(token_ids).to(self.compute_dtype)

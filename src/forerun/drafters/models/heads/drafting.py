@@ -187,8 +187,8 @@ class FusingHead(DraftingModel[HeadState]):
     reads_states = True
     follows = HEAD_FOLLOWS
 
-    def __init__(self, source: DraftModelSource) -> None:
-        super().__init__(source, HeadState)
+    def __init__(self, source: DraftModelSource, draft_vocab: int | None = 0) -> None:
+        super().__init__(source, HeadState, draft_vocab)
 
     def commit(self, steps: Seq[Step]) -> None:
         for step in steps:

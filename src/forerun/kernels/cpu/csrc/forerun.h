@@ -3,7 +3,7 @@
 #pragma once
 #include <cstdint>
 
-#define FORERUN_ABI 26
+#define FORERUN_ABI 27
 
 extern "C" {
 
@@ -27,6 +27,7 @@ struct ForerunLinear {
     const float* scales;  // [out, rounded up to 16], FORERUN_INT8 and weights with zeros only
     const float* bias;    // [out, rounded up to 16], or null
     int64_t span;         // groups of 32 inputs that share scales and zeros, of weights with zeros
+    const int32_t* blocks;  // [out / 16, rounded up], the packed blocks of 16 that the outputs are of; null: all in order
 };
 
 enum ForerunActivation : int32_t {

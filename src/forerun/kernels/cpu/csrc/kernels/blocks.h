@@ -34,6 +34,9 @@ INLINE F gated(F g, F u, bool has_gate, int32_t activation, const float* params,
     return has_gate ? f_mul(y, u) : y;
 }
 
+// Where a block of outputs lies in the packed weight.
+INLINE int64_t packed_block(const ForerunLinear& w, int64_t block) { return w.blocks ? w.blocks[block] : block; }
+
 #if defined(AMX)
 #include "tiles.h"
 #endif
@@ -50,7 +53,7 @@ FN void linear_blocks(const ForerunLinear& w, const Input& in, int64_t n, int64_
         const int64_t room = w.out_features - 16 * block;
         for (int64_t row = 0; row < n; row += once) {
             const int64_t rows = n - row < once ? n - row : once;
-            products(w, in, block, row, rows, y);
+            products(w, in, packed_block(w, block), row, rows, y);
             for (int64_t r = 0; r < rows; r++) {
                 const int64_t at = (row + r) * stride + 16 * block;
                 put(out + at, residual ? f_add(get(residual + at, room), y[r]) : y[r], room);

@@ -65,7 +65,8 @@ FN void linear_tiles(const ForerunLinear& w, const Input& in, int64_t n, int64_t
     int64_t apart;
     use_tiles(n < TILE_ROWS ? (int)n : (int)TILE_ROWS);
     for (int64_t block = first; block < last; block += 2) {
-        const Block blocks[2] = {{&w, block}, {block + 1 < last ? &w : nullptr, block + 1}};
+        const bool two = block + 1 < last;
+        const Block blocks[2] = {{&w, packed_block(w, block)}, {two ? &w : nullptr, two ? packed_block(w, block + 1) : 0}};
         for (int64_t row = 0, rows; row < n; row += rows) {
             rows = tile_rows(blocks[0], blocks[1], in, row, n, y, apart);
             for (int b = 0; b < 2 && blocks[b].w; b++)
