@@ -13,6 +13,7 @@ from forerun.drafters import Binding, Drafter, make_drafter
 from forerun.engine import LLM
 from forerun.engine.engine import Engine
 from forerun.engine.results import Choice
+from forerun.engine.step_times import calibrate
 from forerun.errors import ForerunError
 from forerun.lab.bench.methods import with_prediction
 from forerun.lab.bench.prompts import BenchPrompt
@@ -71,6 +72,8 @@ class EngineTrials:
         if arm not in self._engines:
             config = EngineConfig(seed=0, prefix_reuse=OFF, num_draft_tokens=arm.num_draft_tokens)
             drafter = None if arm == PLAIN else self.drafter(arm.drafter)
+            if arm.is_auto:  # as LLM does, or drafts would be tried rarely until their cost is known
+                calibrate(self._plain.target, drafter)
             engine = Engine(self._plain.target, drafter, tokenizer=self._plain.tokenizer, config=config)
             self._engines[arm] = engine
             tokens = self._params.max_tokens if arm.is_auto else WARM_TOKENS
