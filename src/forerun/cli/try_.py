@@ -27,7 +27,7 @@ from forerun.cli.tune import (
 )
 from forerun.config import EngineConfig, SamplingParams
 from forerun.errors import ForerunError
-from forerun.utils.workloads import Case, categories_in_turn, load_workload
+from forerun.utils.workloads import Case, everyday_questions, load_workload
 
 if TYPE_CHECKING:
     from forerun.engine import LLM
@@ -42,8 +42,6 @@ NUM_PROMPTS, MAX_TOKENS, MEASURED_TOKENS = 60, 64, 8
 told."""
 _PROMPT = "def fibonacci(n):"
 """Of a model without a chat template."""
-_CHATS = "questions"
-_KINDS = ("coding", "editing", "extraction", "chat")
 _RAW = "code"
 
 
@@ -83,8 +81,7 @@ def try_(
 def _bundled(*, chat: bool) -> list[Case]:
     """Return questions on code, edits, questions on a text and chats in turn; beginnings of code without a chat
     template."""
-    cases = [case for case in load_workload(_CHATS) if case.category in _KINDS] if chat else load_workload(_RAW)
-    return categories_in_turn(cases)[:NUM_PROMPTS]
+    return (everyday_questions() if chat else load_workload(_RAW))[:NUM_PROMPTS]
 
 
 def _pace(plain: LLM, prompts: Sequence[list[int]]) -> tuple[float, float]:
