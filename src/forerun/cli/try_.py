@@ -34,12 +34,12 @@ if TYPE_CHECKING:
 
 LEAST_SECONDS, MOST_SECONDS = 56.0, 600.0
 """From the end of loading to the last trial, which is given up then; what is printed takes the rest of a minute."""
-TRIALS, FEWEST_TRIALS = 45, 20
-"""Answers for which there is time: of three drafters and of plain decoding nine rounds; and the fewest, whatever the
-time: four."""
-NUM_PROMPTS, MAX_TOKENS, MEASURED_TOKENS = 60, 64, 8
-"""Bundled prompts, of which as many are answered as is needed; tokens of an answer, and of that by which the time is
-told."""
+TRIALS, FEWEST_TRIALS = 40, 20
+"""Answers for which there is time: of three drafters, each round with two of plain decoding, to eight prompts; and the
+fewest, whatever the time: to four."""
+NUM_PROMPTS, MAX_TOKENS, MEASURED_TOKENS = 60, 96, 8
+"""Bundled prompts, of which as many are answered as is needed; tokens of an answer at most, in which a draft model can
+repay that it reads the prompt; and of the answer by which the time is told."""
 _PROMPT = "def fibonacci(n):"
 """Of a model without a chat template."""
 _RAW = "code"
@@ -63,7 +63,7 @@ def try_(
     task = make_task(plain, model, cases, prompts or "bundled prompts", params, LEAST_SECONDS, quick=True)
     rate, seconds = _pace(plain, [request.token_ids for request in task.requests])
     seconds = time_for(seconds)
-    note(f"about {_in_minutes(seconds)}: this model writes {rate:.3g} tokens a second")
+    note(f"about {_in_minutes(seconds)} at most: this model writes {rate:.3g} tokens a second")
     task = replace(task, seconds=seconds - (perf_counter() - loaded))
     with TimedProgress("tuning", task.seconds) as progress:
         outcome = find_fastest(task, progress)

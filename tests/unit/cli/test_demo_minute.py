@@ -95,9 +95,14 @@ def test_each_answer_is_given_by_both_engines_in_every_round(invoke: Invoke, eng
 def test_a_pair_answers_questions_on_code_too_and_drafts_beside_suffix_matches(
     invoke: Invoke, engines: dict[str, FakeLLM], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    opened = []
+    opened: list[dict[str, str]] = []
+
+    def open_methods(model: str, drafters: dict[str, str], *_: object) -> dict[str, FakeLLM]:
+        opened.append(drafters)
+        return engines
+
     monkeypatch.setattr(demo, "_has_chat_template", lambda _: True)
-    monkeypatch.setattr(demo, "open_methods", lambda _, drafters, *__: opened.append(drafters) or engines)
+    monkeypatch.setattr(demo, "open_methods", open_methods)
     result = invoke("demo", "--model", "some/model.gguf", "--draft", "some/draft.gguf")
     assert result.exit_code == 0, result.output
     titles = [line for line in result.stdout.splitlines() if " of 3 · " in line]

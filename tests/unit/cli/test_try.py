@@ -35,7 +35,7 @@ def tiny(width: int) -> LlamaForCausalLM:
 
 def test_the_time_grows_with_the_model() -> None:
     seconds = [command.time_for(answer) for answer in (0.2, 4.0, 12.0, 120.0)]
-    assert seconds == [56.0, 180.0, 540.0, 20 * 120.0]
+    assert seconds == [56.0, 160.0, 480.0, 20 * 120.0]
 
 
 @pytest.mark.slow
@@ -65,7 +65,7 @@ def test_a_folder_and_a_file_with_a_smaller_model_beside(
     target = str(tmp_path / names[0])
     result = invoke("try", target, "--prompts", str(prompts), "--quantize", "none")
     assert result.exit_code == 0, result.output
-    assert "about a minute: this model writes " in result.stderr and "first token, ms" in result.stdout
+    assert "about a minute at most: this model writes " in result.stderr and "first token, ms" in result.stdout
     assert f"forerun serve --model {target}" in result.stdout and "--quantize none" in result.stdout
 
 

@@ -183,9 +183,9 @@ class TuningOutcome:
         drafted = sum(each.num_drafted for each in trials)
         accepted = sum(trial.num_accepted for trial in trials)
         same = [trial.same_text for trial in trials if trial.same_text is not None]
-        name = f"{arm} *" if arm == self.verdict.arm else str(arm)
+        name = without_folders(str(arm)) + " *" * (arm == self.verdict.arm)
         if arm in self.failed:
-            name = f"{arm} (failed)"
+            name = f"{without_folders(str(arm))} (failed)"
         return [
             name,
             f"{rate * (1 if arm == PLAIN or speed is None else speed.median):.1f}",

@@ -42,7 +42,7 @@ class Prompts:
         return Trial(seconds, TOKENS, first_seconds=0.5)
 
 
-def raced(trials: Prompts, until: float = 170.0) -> tuple[TuningVerdict, Ledger]:
+def raced(trials: Prompts, until: float = 120.0) -> tuple[TuningVerdict, Ledger]:
     arms, ledger = [*map(TuningArm, trials.gains)], Ledger(confidence=CONFIDENCE)
     race(trials, ledger, arms, UNITS, until)
     return judge_race(ledger, ledger.ranked(arms), TuningArm("suffix")), ledger
