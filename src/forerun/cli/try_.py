@@ -69,8 +69,7 @@ def try_(
         outcome = find_fastest(task, progress)
     if outcome.is_measured:
         show_outcome(outcome, watch.environment())
-        share = f"{100 * outcome.report.confidence:.0f} %"
-        typer.echo(f"Measured with temperature 0 and {MAX_TOKENS} tokens an answer at most; intervals hold {share}.")
+        typer.echo(f"Measured with temperature 0 and {MAX_TOKENS} tokens an answer at most.")
         _show_start(outcome.verdict.arm.drafter, model, llm, chat=is_chat(plain))
     else:
         note("interrupted before anything was measured")

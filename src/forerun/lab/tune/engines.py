@@ -22,7 +22,8 @@ from forerun.lab.tune.arms import PLAIN, ArmFailedError, OutOfTimeError, Trial, 
 
 WARM_TOKENS = 8
 """Tokens that an arm generates before its first trial, for memory that is allocated at first. One that chooses K itself
-generates a whole answer, by which it learns what steps cost: that is written down for later processes, too."""
+generates a whole answer, unless time is short, by which it learns what steps cost: that is written down for later
+processes, too."""
 SETTLING = 2
 """Steps after a prompt that decoding is not judged by: rows may take twice as long then, whoever drafts."""
 _SEED = 1
@@ -103,7 +104,7 @@ class EngineTrials:
                 calibrate(self._plain.target, drafter)
             engine = Engine(self._plain.target, drafter, tokenizer=self._plain.tokenizer, config=config)
             self._engines[arm] = engine
-            tokens = self._params.max_tokens if arm.is_auto else WARM_TOKENS
+            tokens = self._params.max_tokens if arm.is_auto and not self._only_decoding else WARM_TOKENS
             self._answers(arm, engine, range(0, 2 * level, 2), tokens)  # of those by which arms are chosen
         return self._engines[arm]
 

@@ -1,20 +1,21 @@
 """The race of `forerun try`: a few arms on the same prompts, until it is certain which of them is the fastest.
 
-The intervals of all arms are looked at after every prompt, so that they hold 99 % and not 95 % (as Haybittle and Peto
-look at clinical trials); no second half of the prompts is then needed to confirm what was chosen.
+While it runs it is looked at after every prompt, so that intervals of 99 % decide; in the end those of 95 % do, as
+clinical trials are looked at (Peto and others, Br J Cancer 34, 1976). No second half of the prompts confirms the choice.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from forerun.lab.tune.arms import PLAIN, Trials, TuningArm, Unit
 from forerun.lab.tune.ledger import Ledger, exceeds, run_round, stays_below
 from forerun.lab.tune.outcome import ROUNDS, WORTH, TuningVerdict, judge
 from forerun.lab.tune.search import LEAST_UNITS
 
-CONFIDENCE = 0.99
-"""Of the intervals."""
+INTERIM = 0.99
+"""Confidence of the intervals while it runs."""
 CLOSE = 1.05
 """Where nothing is faster than the best by more than this, it is not asked for longer which is the fastest."""
 
@@ -31,13 +32,13 @@ def race(
     """Try the arms on the units in turn. Those that are certainly not the fastest are left, and it ends when one is
     certainly faster than plain decoding and hardly slower than any other, when certainly none gains, or at `until`.
 
-    ledger: a fresh one of CONFIDENCE, which takes the trials. until: on the clock of the trials.
+    ledger: a fresh one, which takes the trials. until: on the clock of the trials.
     """
     left = list(arms)
     for number, unit in enumerate([*units] * ROUNDS, 1):
         say(f"measuring; drafters: {len(left)}, prompt: {number}")
         whole = run_round(trials, ledger, unit, left, until if ledger.rounds else float("inf"), after)
-        left = contenders(ledger, left)
+        left = contenders(replace(ledger, confidence=INTERIM), left)
         if not whole or not left:
             return
 

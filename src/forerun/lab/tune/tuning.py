@@ -18,9 +18,8 @@ from forerun.lab.bench.prompts import BenchPrompt
 from forerun.lab.tune.arms import LEAST_PROMPTS, PLAIN, OutOfTimeError, TuningArm, Unit
 from forerun.lab.tune.candidates import candidates, first_arms, further_arms
 from forerun.lab.tune.engines import EngineTrials
-from forerun.lab.tune.ledger import Ledger
 from forerun.lab.tune.outcome import TuningOutcome, TuningVerdict, confirm, judge
-from forerun.lab.tune.race import CONFIDENCE, judge_race, race
+from forerun.lab.tune.race import judge_race, race
 from forerun.lab.tune.search import search
 
 SELECTION_SHARE, REPORT_SHARE = 0.5, 0.85
@@ -119,7 +118,7 @@ def _race(task: Task, trials: EngineTrials, outcome: TuningOutcome, watcher: Wat
     texts, outcome.refused = candidates(task.model, task.drafters, task.draft, trials.drafter, quick=True)
     outcome.default = _default(task, texts)
     arms = [*map(TuningArm, texts)]
-    ledger = outcome.report = Ledger(confidence=CONFIDENCE)
+    ledger = outcome.report
     try:
         every = units(range(len(task.requests)), task.levels)
         race(trials, ledger, arms, every, task.seconds, watcher.say, lambda _: watcher.tick(trials.now()))

@@ -12,7 +12,7 @@ from forerun.lab.tune.arms import PLAIN, Trial, TuningArm, Unit
 from forerun.lab.tune.engines import SETTLING, decoding
 from forerun.lab.tune.ledger import Ledger
 from forerun.lab.tune.outcome import TuningVerdict
-from forerun.lab.tune.race import CONFIDENCE, judge_race, race
+from forerun.lab.tune.race import judge_race, race
 
 UNITS = [(number,) for number in range(40)]
 TOKENS = 64
@@ -43,7 +43,7 @@ class Prompts:
 
 
 def raced(trials: Prompts, until: float = 120.0) -> tuple[TuningVerdict, Ledger]:
-    arms, ledger = [*map(TuningArm, trials.gains)], Ledger(confidence=CONFIDENCE)
+    arms, ledger = [*map(TuningArm, trials.gains)], Ledger()
     race(trials, ledger, arms, UNITS, until)
     return judge_race(ledger, ledger.ranked(arms), TuningArm("suffix")), ledger
 
@@ -81,7 +81,7 @@ def test_the_time_is_kept_and_one_prompt_answered_whatever_it_is() -> None:
 def test_looking_after_every_prompt_shows_no_gain_that_is_none() -> None:
     """Two arms, each with an even chance to gain or lose on a prompt."""
     shown = [raced(Prompts({"suffix": 1.0, "pair": 1.0}, spread=0.3, seed=seed))[0].answer for seed in range(200)]
-    assert shown.count("on") <= 12
+    assert shown.count("on") <= 16  # 5 % of each arm alone, half of them gains
 
 
 def step(seconds: float, tokens: int = 1, draft: float = 0.0) -> StepStats:
