@@ -1,7 +1,7 @@
 """The race of `forerun try`: a few arms on the same prompts, until it is certain which of them is the fastest.
 
 While it runs it is looked at after every prompt, so that intervals of 99 % decide; in the end those of 95 % do, as
-clinical trials are looked at (Peto and others, Br J Cancer 34, 1976). No second half of the prompts confirms the choice.
+clinical trials are looked at (Peto and others, Br J Cancer 34, 1976). No second half of prompts confirms the choice.
 """
 
 from __future__ import annotations
