@@ -112,7 +112,7 @@ wheel: $(STAMP)
 
 report: $(STAMP)
 	$(BIN)/forerun bench report benchmarks/*.json --head benchmarks/head.md --markdown docs/benchmarks.md --into README.md
-	$(BIN)/python -m tools.picture benchmarks/demo-smollm2.json docs/images/demo.svg
+	$(BIN)/python -m tools.picture benchmarks/demo-coder-1.5b.json docs/images/demo.svg
 
 measure: $(STAMP)
 	FORERUN=$(BIN)/forerun PYTHON=$(BIN)/python benchmarks/measure.sh $(ARGS)

@@ -2,7 +2,8 @@
 # Measure the results from which docs/benchmarks.md is made (make measure, then make report).
 #
 #   benchmarks/measure.sh           all of them
-#   benchmarks/measure.sh NAME...   some: demo bundled smollm2 forward serve quality tune audit
+#   benchmarks/measure.sh NAME...   some: bundled smollm2 forward serve quality tune audit
+#   MODELS=FOLDER benchmarks/measure.sh pair demo           (not of "all"; docs/peers.md says which files)
 #   MODELS=FOLDER LLAMA_CPP=FOLDER OPENVINO=PYTHON benchmarks/measure.sh peers   (not of "all"; docs/peers.md)
 #
 # They are meant for a machine that does nothing else meanwhile; reports warn where it did. FORERUN says which forerun
@@ -23,8 +24,10 @@ smollm2() {  # a chat model: forerun fetch smollm2 brings it
         --drafters "suffix;prompt-lookup;hybrid:sources=suffix+eagle" --rounds 1 --no-details \
         --threads "$THREADS" --json benchmarks/generate-smollm2.json
 }
-demo() {  # what heads the README
-    OMP_NUM_THREADS=$THREADS "$FORERUN" demo --model smollm2 --quantize int4 --json >benchmarks/demo-smollm2.json
+demo() {  # what heads the README, on the pair of files of peers
+    coder=${MODELS:?docs/peers.md says which files}/qwen2.5-coder
+    OMP_NUM_THREADS=$THREADS "$FORERUN" demo --model "$coder-1.5b-instruct-q4_k_m.gguf" \
+        --draft "$coder-0.5b-instruct-q4_k_m.gguf" --json >benchmarks/demo-coder-1.5b.json
 }
 forward() {  # one forward by rows, beside the roofline
     "$FORERUN" bench forward --others --dtypes bfloat16,int8 --rows 1,2,4,8,16 --rounds $FORWARDS \
@@ -48,6 +51,14 @@ audit() {  # is the text the same?
     OMP_NUM_THREADS=1 "$FORERUN" audit bundled --quick --results benchmarks/audit-bundled.json
     OMP_NUM_THREADS=$THREADS "$FORERUN" audit smollm2 --results benchmarks/audit-smollm2.json
 }
+pair() {  # drafters on a published pair by kind of prompt, for the README; six minutes
+    coder=${MODELS:?docs/peers.md says which files}/qwen2.5-coder
+    if [ "${QUICK:-}" ]; then prompts=4; else prompts=16; fi
+    "$FORERUN" bench generate --model "$coder-1.5b-instruct-q4_k_m.gguf" --draft "$coder-0.5b-instruct-q4_k_m.gguf" \
+        --prompts benchmarks/pair.jsonl --num-prompts $prompts --max-tokens 128 \
+        --drafters suffix,draft-model,hybrid --no-reference --no-details \
+        --threads "$THREADS" --json benchmarks/pair-coder-1.5b.json
+}
 peers() {  # other engines on published files, which lie in MODELS; eight minutes
     coder=${MODELS:?docs/peers.md says which files}/qwen2.5-coder
     beside coder-1.5b 3 "$coder-1.5b-instruct-q4_k_m.gguf" ":draft=$coder-0.5b-instruct-q4_k_m.gguf"
@@ -65,8 +76,8 @@ beside() {  # NAME PROMPTS MODEL [options of llama.cpp]
 
 for name in "${@:-all}"; do
     case $name in
-        all) demo; bundled; smollm2; forward; serve; quality; tune; audit ;;
-        demo | bundled | smollm2 | forward | serve | quality | tune | audit | peers) "$name" ;;
-        *) echo "measure.sh: there is no '$name'; there are demo, bundled, smollm2, forward, serve, quality, tune, audit, peers" >&2; exit 2 ;;
+        all) bundled; smollm2; forward; serve; quality; tune; audit ;;
+        demo | bundled | smollm2 | forward | serve | quality | tune | audit | peers | pair) "$name" ;;
+        *) echo "measure.sh: there is no '$name'; there are demo, bundled, smollm2, forward, serve, quality, tune, audit, peers, pair" >&2; exit 2 ;;
     esac
 done

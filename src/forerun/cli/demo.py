@@ -31,7 +31,7 @@ from forerun.kernels.provenance import Watch, describe_environment, describe_mac
 from forerun.lab.bench.compare import MethodRow, MethodRun, reduce_runs
 from forerun.lab.bench.measure import PADDED_NOTE, Timed, interleave, is_cost_padded
 from forerun.lab.bench.tables import Columns, Report, Table, decimal, percent
-from forerun.lab.results.files import command_line
+from forerun.lab.results.files import command_line, without_folders
 from forerun.utils import fetch as store, workloads
 from forerun.utils.fields import option
 from forerun.utils.workloads import Case
@@ -69,7 +69,8 @@ class DemoOptions:
         None,
         f"A bundled workload, {WORKLOAD_FILE}",
         metavar="WORKLOAD",
-        default_text="an edit, a question on a text and a chat; with --all, or without a chat template, others",
+        default_text="an edit, a question on a text and a chat; code for a chat with --draft; others with --all, or "
+        "without a chat template",
     )
     num_prompts: int | None = option(
         None,
@@ -125,10 +126,13 @@ def _make_plan(model: str, options: DemoOptions, sampling: SamplingParams) -> De
     return DemoPlan(cases, len(everything), rounds, replace(sampling, temperature=0))
 
 
-def shown_cases(model: str, options: DemoOptions) -> list[Case]:
-    """Choose the prompts that are shown. Raises ConfigError, ModelLoadError as `_make_plan`."""
+def shown_cases(model: str, draft: str | None, options: DemoOptions) -> list[Case]:
+    """Choose the prompts that are shown, of a pair with questions on code. Raises ConfigError, ModelLoadError as
+    `_make_plan`."""
     if options.prompts is None and not _has_chat_template(model):
         cases = [replace(workloads.load_workload(name, 1)[0], category=name) for name in RAW]
+    elif options.prompts is None and draft is not None:
+        cases = workloads.everyday_questions()
     else:
         cases = workloads.load_workload(options.prompts or TYPICAL)
     return cases[: options.num_prompts or NUM_SHOWN]
@@ -234,7 +238,7 @@ def demo(
     if drafters is not None or prompts.every:
         compare_drafters(stage, model, draft, drafters, _make_plan(model, prompts, sampling), settings, json=json)
         return
-    cases = shown_cases(model, prompts)
+    cases = shown_cases(model, draft, prompts)
     try:
         results = first_minute(stage, model, draft, cases, settings, sampling.max_tokens, watch)
     except KeyboardInterrupt:
@@ -264,9 +268,10 @@ def first_minute(
     from forerun.lab.bench.report.markdown import MOST_OTHERS, weaknesses
 
     count: NumDraftTokens = AUTO if settings.num_draft_tokens is None else settings.num_draft_tokens
+    drafter = AUTO if draft is None else choose_drafters(model, draft, "hybrid")["hybrid"]
     stage.say(f"Loading {model} ...")
     with log_memory_plan(lambda line: stage.say(f"Memory: {line}")):
-        methods = open_methods(model, {minute.FORERUN: draft or AUTO}, settings, count)
+        methods = open_methods(model, {minute.FORERUN: drafter}, settings, count)
     engines = {minute.PLAIN: methods[PLAIN], minute.FORERUN: methods[minute.FORERUN]}
     reference = open_reference(stage, model, settings)
     growth = minute.calibrate_engines(*engines.values())
@@ -284,7 +289,7 @@ def first_minute(
         closing.append(minute.disturbed(performances))
     table = Table.of("", minute.COLUMNS, performances)
     facts = target_facts(model, methods[PLAIN].target)
-    drafting = engines[minute.FORERUN].drafter_name or ""
+    drafting = without_folders(engines[minute.FORERUN].drafter_name or "")
     of = f"; Transformers in {settings.dtype}, of the same weights" if reference is not None else ""
     closing.append(
         f"forerun in {facts.number_format}, drafter {drafting}, K={count}{of}. Greedy; the prompt's time counts."
@@ -296,7 +301,7 @@ def first_minute(
     report = Report("demo", [replace(table, title="The demo's prompts")], facts, drafters, {}, details=details)
     results = report.results(command_line(sys.argv[1:]), environment)
     stage.table(table)
-    stage.say("\n".join([*closing, *weaknesses(results), f"Next: {next_command(model, settings)}"]))
+    stage.say("\n".join([*closing, *weaknesses(results), f"Next: {next_command(model, drafter, settings)}"]))
     return results
 
 
@@ -314,11 +319,11 @@ def open_reference(stage: Stage, model: str, settings: LLMOptions) -> Reference 
     return reference
 
 
-def next_command(model: str, settings: LLMOptions) -> str:
+def next_command(model: str, drafter: str, settings: LLMOptions) -> str:
     """Return what to type after the demo."""
     if model == BUNDLED_TARGET:
         return f"{program()} fetch {FETCHED}, which brings a chat model, and then {program()} demo"
-    return start_command("chat", model, settings)
+    return start_command("chat", model, settings, None if drafter == AUTO else drafter)
 
 
 def compare_drafters(

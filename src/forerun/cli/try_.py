@@ -1,9 +1,11 @@
-"""`forerun try`: whether a model is faster with a drafter on this machine, within a minute."""
+"""`forerun try`: whether a model is faster with a drafter on this machine, in as little time as its speed allows."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
+from statistics import fmean
 from time import perf_counter
 from typing import TYPE_CHECKING, Annotated
 
@@ -25,21 +27,21 @@ from forerun.cli.tune import (
 )
 from forerun.config import EngineConfig, SamplingParams
 from forerun.errors import ForerunError
-from forerun.utils.workloads import Case, categories_in_turn, load_workload
+from forerun.utils.workloads import Case, everyday_questions, load_workload
 
 if TYPE_CHECKING:
     from forerun.engine import LLM
 
-SECONDS = 56.0
+LEAST_SECONDS, MOST_SECONDS = 56.0, 600.0
 """From the end of loading to the last trial, which is given up then; what is printed takes the rest of a minute."""
-NUM_PROMPTS, MOST_TOKENS, LEAST_TOKENS = 60, 64, 8
-"""Bundled prompts, of which as many are answered as time allows, and tokens of an answer: as many as leave time for
-`_TRIALS` answers."""
-_TRIALS = 30
+TRIALS, FEWEST_TRIALS = 40, 20
+"""Answers for which there is time: of three drafters, each round with two of plain decoding, to eight prompts; and the
+fewest, whatever the time: to four."""
+NUM_PROMPTS, MAX_TOKENS, MEASURED_TOKENS = 60, 96, 8
+"""Bundled prompts, of which as many are answered as is needed; tokens of an answer at most, in which a draft model can
+repay that it reads the prompt; and of the answer by which the time is told."""
 _PROMPT = "def fibonacci(n):"
 """Of a model without a chat template."""
-_CHATS = "questions"
-_KINDS = ("editing", "extraction", "chat")
 _RAW = "code"
 
 
@@ -52,20 +54,22 @@ def try_(
 ) -> None:
     """Measure a model with the best drafter that is found for it beside plain decoding, and say what to type."""
     cases = None if prompts is None else chosen_cases(prompts)
-    model, plain, watch = begin_tuning(model, llm, "a minute", None)
+    model, plain, watch = begin_tuning(model, llm, "", None)
     loaded = perf_counter()
     cases = cases or _bundled(chat=is_chat(plain))
     from forerun.lab.tune.tuning import find_fastest
 
-    params = SamplingParams(temperature=0, max_tokens=MOST_TOKENS)
-    task = make_task(plain, model, cases, prompts or "bundled prompts", params, SECONDS, quick=True)
-    params = replace(params, max_tokens=_tokens(plain, task.requests[0].token_ids))
-    task = replace(task, params=params, seconds=SECONDS - (perf_counter() - loaded))
+    params = SamplingParams(temperature=0, max_tokens=MAX_TOKENS)
+    task = make_task(plain, model, cases, prompts or "bundled prompts", params, LEAST_SECONDS, quick=True)
+    rate, seconds = _pace(plain, [request.token_ids for request in task.requests])
+    seconds = time_for(seconds)
+    note(f"about {_in_minutes(seconds)} at most: this model writes {rate:.3g} tokens a second")
+    task = replace(task, seconds=seconds - (perf_counter() - loaded))
     with TimedProgress("tuning", task.seconds) as progress:
         outcome = find_fastest(task, progress)
-    if outcome.search.rounds:
+    if outcome.is_measured:
         show_outcome(outcome, watch.environment())
-        typer.echo(f"Measured with temperature 0 and {params.max_tokens} tokens an answer at most, prompts included.")
+        typer.echo(f"Measured with temperature 0 and {MAX_TOKENS} tokens an answer at most.")
         _show_start(outcome.verdict.arm.drafter, model, llm, chat=is_chat(plain))
     else:
         note("interrupted before anything was measured")
@@ -74,19 +78,30 @@ def try_(
 
 
 def _bundled(*, chat: bool) -> list[Case]:
-    """Return edits, questions on a text and chats in turn; without a chat template, beginnings of code."""
-    cases = [case for case in load_workload(_CHATS) if case.category in _KINDS] if chat else load_workload(_RAW)
-    return categories_in_turn(cases)[:NUM_PROMPTS]
+    """Return questions on code, edits, questions on a text and chats in turn; beginnings of code without a chat
+    template."""
+    return (everyday_questions() if chat else load_workload(_RAW))[:NUM_PROMPTS]
 
 
-def _tokens(plain: LLM, prompt: list[int]) -> int:
-    """Return the tokens of an answer for which there is time, by the second of two short answers."""
-    params = SamplingParams(temperature=0, max_tokens=LEAST_TOKENS, ignore_eos=True)
-    plain.generate(prompt, params)
-    started = perf_counter()
-    plain.generate(prompt, params)
-    seconds = perf_counter() - started
-    return max(LEAST_TOKENS, min(MOST_TOKENS, int(SECONDS / _TRIALS / seconds * LEAST_TOKENS)))
+def _pace(plain: LLM, prompts: Sequence[list[int]]) -> tuple[float, float]:
+    """Return tokens a second of plain decoding and the seconds of an answer to a prompt of mean length, by the second
+    of two short answers."""
+    params = SamplingParams(temperature=0, max_tokens=MEASURED_TOKENS, ignore_eos=True)
+    plain.generate(prompts[0], params)
+    stats = plain.generate(prompts[0], params).stats
+    rate = (stats.num_tokens - 1) / max(stats.time_total - stats.time_first_token, 1e-9)
+    length = fmean(map(len, prompts)) / len(prompts[0])
+    return rate, stats.time_first_token * length + MAX_TOKENS / rate
+
+
+def time_for(answer: float) -> float:
+    """Return the seconds that trials may take where an answer of plain decoding takes so many."""
+    return max(LEAST_SECONDS, min(TRIALS * answer, MOST_SECONDS), FEWEST_TRIALS * answer)
+
+
+def _in_minutes(seconds: float) -> str:
+    minutes = round(seconds / 60)
+    return f"{minutes} minutes" if minutes > 1 else "a minute"
 
 
 def _show_start(drafter: str, model: str, settings: LLMOptions, *, chat: bool) -> None:

@@ -84,7 +84,7 @@ def tune(
     levels = whole_numbers(settings.load, "--load")
     drafters = options.comma_list(settings.drafters, "--drafters") if settings.drafters else []
     cases = None if prompts is None else chosen_cases(prompts)
-    model, plain, watch = begin_tuning(model, llm, f"tuning for {settings.minutes:g} min", note)
+    model, plain, watch = begin_tuning(model, llm, f", then tuning for {settings.minutes:g} min at most", note)
     if prompts is None or cases is None:
         prompts = _CHATS if is_chat(plain) else _RAW
         note(f"no --prompts given, so these are the bundled workload {prompts!r}; your own tell more")
@@ -116,14 +116,14 @@ def begin_tuning(
 ) -> tuple[str, LLM, Watch]:
     """Load the target without a drafter. Return its name, the engine, and what watches the machine from now on.
 
-    work: what follows and how long it takes, for the line that is noted. plan_to: takes the memory plan; None: nobody.
+    work: what follows, the end of the line that is noted. plan_to: takes the memory plan; None: nobody.
     """
     from forerun.kernels.provenance import Watch
 
     name = chosen_model(model, "MODEL")
     options.set_threads(None)
     watch = Watch.begin()
-    note(f"loading {name}, then {work} at most")
+    note(f"loading {name}{work}")
     with log_memory_plan(plan_to):
         return name, open_plain_target(name, llm), watch
 

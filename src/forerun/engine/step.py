@@ -430,7 +430,8 @@ class StepLoop:
             elif item.num_draft_tokens is None:
                 num_prompt_rows += item.num_scheduled_tokens
         given = self._target.experts_given if stats.num_experts else None
-        cost = StepCost(stats.num_rows, num_prompt_rows, context, *times, stats.num_experts, given)
+        after_prompt = self.last_step.num_prompt_rows > 0  # of the step before, until this one ends
+        cost = StepCost(stats.num_rows, num_prompt_rows, context, *times, stats.num_experts, given, after_prompt)
         policy.observe(cost, outcomes)
 
     # Deliver: outputs, and the end of sequences. These methods may be interrupted and called again.

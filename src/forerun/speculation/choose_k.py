@@ -585,7 +585,7 @@ def learn_rows(costs: CostModel, cost: StepCost, outcomes: Seq[DraftOutcome], si
     """
     kind = request_kind([outcome.sequence for outcome in outcomes])
     batch = len(outcomes)
-    if since < LEARN_STEPS and costs.knows(kind, batch, cost.context, cost.num_rows):
+    if (since < LEARN_STEPS or cost.is_after_prompt) and costs.knows(kind, batch, cost.context, cost.num_rows):
         return False
     seconds = cost.seconds - cost.time_draft
     costs.add_target(kind, batch, cost.context, cost.num_rows, seconds, num_experts=cost.num_experts)

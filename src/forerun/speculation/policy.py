@@ -74,6 +74,7 @@ class StepCost:
         time_rest: the engine's other work: committing, text, statistics.
         num_experts: that the forward read, in all layers.
         experts_given: `LanguageModel.experts_given`; None where it read none.
+        is_after_prompt: the step before had prompt chunks, after which rows may cost twice as much for once.
     """
 
     num_rows: int
@@ -85,6 +86,7 @@ class StepCost:
     time_rest: float = 0.0
     num_experts: int = 0
     experts_given: Callable[[], NDArray[np.int64] | None] | None = None
+    is_after_prompt: bool = False
 
     @property
     def seconds(self) -> float:

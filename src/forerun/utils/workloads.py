@@ -30,6 +30,8 @@ WORKLOADS = ASSETS / "workloads"
 """Folder of the bundled workloads."""
 _SUFFIXES = (".jsonl", ".jsonl.gz")
 """Of their files."""
+EVERYDAY = ("coding", "editing", "extraction", "chat")
+"""Categories of the bundled questions that assistants are asked daily; extraction is what a given text says."""
 OVERLAP_WORDS = 13
 """Words in a row that prompts and training texts may share by chance at most."""
 _WORD = re.compile(r"\w+")
@@ -129,6 +131,12 @@ def categories_in_turn(cases: Sequence[Case]) -> list[Case]:
         ranked.append((seen.get(case.category, 0), case))
         seen[case.category] = ranked[-1][0] + 1
     return [case for _, case in sorted(ranked, key=lambda each: each[0])]
+
+
+def everyday_questions() -> list[Case]:
+    """Return the bundled questions of EVERYDAY categories in turn, in this order."""
+    cases = [case for case in load_workload("questions") if case.category in EVERYDAY]
+    return categories_in_turn(sorted(cases, key=lambda case: EVERYDAY.index(case.category)))
 
 
 def word_runs(text: str) -> Iterator[tuple[str, ...]]:

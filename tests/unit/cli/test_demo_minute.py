@@ -92,6 +92,26 @@ def test_each_answer_is_given_by_both_engines_in_every_round(invoke: Invoke, eng
     assert again[0].text[:2] == [["alpha beta ", True], ["gamma ", False]]
 
 
+def test_a_pair_answers_questions_on_code_too_and_drafts_beside_suffix_matches(
+    invoke: Invoke, engines: dict[str, FakeLLM], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[dict[str, str]] = []
+
+    def open_methods(model: str, drafters: dict[str, str], *_: object) -> dict[str, FakeLLM]:
+        opened.append(drafters)
+        return engines
+
+    monkeypatch.setattr(demo, "_has_chat_template", lambda _: True)
+    monkeypatch.setattr(demo, "open_methods", open_methods)
+    result = invoke("demo", "--model", "some/model.gguf", "--draft", "some/draft.gguf")
+    assert result.exit_code == 0, result.output
+    titles = [line for line in result.stdout.splitlines() if " of 3 · " in line]
+    assert titles == ["1 of 3 · coding", "2 of 3 · editing", "3 of 3 · extraction"]
+    assert opened == [{FORERUN: "hybrid:sources=suffix+some/draft.gguf"}]
+    assert result.stdout.endswith("--drafter hybrid:sources=suffix+some/draft.gguf\n")
+    assert invoke("demo", "--model", "some/model.gguf").exit_code == 0 and opened[1] == {FORERUN: "auto"}
+
+
 def test_another_text_is_an_error_and_red(invoke: Invoke, engines: dict[str, FakeLLM]) -> None:
     engines[FORERUN].token_ids[-1] = 0
     assert invoke("demo", "--model", "some/model", "--prompts", "demo").exit_code == demo.DIFFERENT == 1

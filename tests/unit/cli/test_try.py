@@ -16,7 +16,7 @@ from .conftest import Invoke
 
 @pytest.fixture(autouse=True)
 def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(command, "MOST_TOKENS", 8)  # four prompts and so few tokens end long before the time
+    monkeypatch.setattr(command, "MAX_TOKENS", 8)  # four prompts and so few tokens end long before the time
 
 
 @pytest.fixture
@@ -31,6 +31,11 @@ def tiny(width: int) -> LlamaForCausalLM:
     return LlamaForCausalLM(
         LlamaConfig(hidden_size=width, intermediate_size=2 * width, num_hidden_layers=2, eos_token_id=None, **sizes)
     )
+
+
+def test_the_time_grows_with_the_model() -> None:
+    seconds = [command.time_for(answer) for answer in (0.2, 4.0, 12.0, 120.0)]
+    assert seconds == [56.0, 160.0, 480.0, 20 * 120.0]
 
 
 @pytest.mark.slow
@@ -60,6 +65,7 @@ def test_a_folder_and_a_file_with_a_smaller_model_beside(
     target = str(tmp_path / names[0])
     result = invoke("try", target, "--prompts", str(prompts), "--quantize", "none")
     assert result.exit_code == 0, result.output
+    assert "about a minute at most: this model writes " in result.stderr and "first token, ms" in result.stdout
     assert f"forerun serve --model {target}" in result.stdout and "--quantize none" in result.stdout
 
 

@@ -10,7 +10,7 @@ from doubles import FakeModel, PieceTokenizer, Scripted, adversaries
 from forerun.config import EngineConfig, SamplingParams
 from forerun.engine import Engine, StepOutput
 from forerun.errors import ConfigError, DrafterError, PromptError, SamplingError
-from forerun.speculation import FixedPolicy
+from forerun.speculation import DraftOutcome, FixedPolicy, StepCost
 from forerun.types import Draft, Sequence
 
 GREEDY = SamplingParams(temperature=0, max_tokens=14)
@@ -219,6 +219,21 @@ def test_prompt_chunks_and_verified_drafts_share_a_forward() -> None:
     assert shapes[0] == [(4, 4)]
     assert shapes[1:4] == [[(2, 0), (4, 4)], [(2, 0), (4, 4)], [(2, 0), (2, 2)]]
     assert shapes[4] == [(4, 4)]  # the first has ended; the last token of the other's prompt takes a draft along
+
+
+def test_policies_are_told_which_step_comes_after_a_prompt() -> None:
+    told = []
+
+    class Recording(FixedPolicy):
+        def observe(self, cost: StepCost, outcomes: Seq[DraftOutcome]) -> None:
+            told.append(cost.is_after_prompt)
+
+    fake = model()
+    engine = Engine(fake, drafter(fake, "empty"), policy=Recording(4))
+    for _ in range(2):
+        engine.add(PROMPTS[0], replace(GREEDY, max_tokens=4))
+        run(engine)
+    assert told == [False, True, False, False] * 2
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -172,6 +172,15 @@ def test_steps_with_prompt_chunks_teach_no_costs() -> None:
     assert policy.costs.largest_draft == 0
 
 
+def test_a_step_after_a_prompt_changes_no_cost_that_is_known() -> None:
+    policy = AutomaticPolicy()
+    outcome = DraftOutcome(Sequence(0, [1], 1, GREEDY, max_length=100), 0, Draft.empty(), Verdict([], 1))
+    for after_prompt, seconds in (*[(False, 1.0)] * 20, *[(True, 2.0)] * 200):
+        policy.observe(StepCost(1, 0, 1, 0.0, seconds, 0.0, is_after_prompt=after_prompt), [outcome])
+    known = policy.costs.target("greedy", 1, 1)
+    assert known is not None and known[1] == pytest.approx(1.0)
+
+
 def test_greedy_and_drawn_requests_have_costs_of_their_own() -> None:
     policy = AutomaticPolicy()
     for number, (params, seconds) in enumerate(((GREEDY, 1.0), (SamplingParams(), 2.0))):

@@ -80,15 +80,16 @@ def bench_generate(
     target = target_facts(model, plain.target)
     measured = Speeds(f"{target.name}, {target.number_format}", {method: name for method, (name, _) in named.items()})
     for name, requests in prompts.items():
+        ends = all(case.is_chat for case in cases[name])  # past its end an answer repeats itself, which drafts gain by
         for temperature in temperatures(cases[name]) or temperature_list:
-            params = SamplingParams(temperature=temperature, max_tokens=compared.max_tokens, ignore_eos=True)
+            params = SamplingParams(temperature=temperature, max_tokens=compared.max_tokens, ignore_eos=not ends)
             measured.add(methods, name, requests, params, settings.rounds, details=details)
     report = Report(
         "generate",
         measured.tables,
         target,
         drafter_facts(chosen, counts),
-        {"max_tokens": compared.max_tokens, "rounds": settings.rounds, "stop_at_eos": False},
+        {"max_tokens": compared.max_tokens, "rounds": settings.rounds},
         measured.prompts,
         measured.rows,
         measured.figures,

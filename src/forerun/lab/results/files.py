@@ -178,7 +178,7 @@ _READERS: Mapping[str, Callable[[Fields, str, Any], Any]] = {
 
 DIGITS = 6
 _PACKAGE = __name__.rpartition(".")[0]
-_FOLDERS = re.compile(r"(?:^|(?<=[=,;:]))(?:~|\.{1,2})?/(?!/)(?:[^/,;=:]+/)*")
+_FOLDERS = re.compile(r"(?:^|(?<=[=,;:+\"]))(?:~|\.{1,2})?/(?!/)(?:[^/,;=:]+/)*")
 """The folders of a path that begins an argument or an option's value in it."""
 _KEY_FLAG = "--api-key"
 _SECRET = "KEY"

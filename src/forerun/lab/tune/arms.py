@@ -45,9 +45,9 @@ class Trial:
     """One arm on one unit.
 
     Attributes:
-        seconds: wall-clock, prompts included.
-        num_tokens: generated, of all its prompts.
-        num_forwards, num_drafted, num_accepted: as in SequenceStats, summed.
+        seconds: wall-clock, prompts included; or of decoding alone, as `EngineTrials` counts them.
+        num_tokens: generated in these seconds, of all its prompts.
+        num_forwards: in these seconds. num_drafted, num_accepted: as in SequenceStats, summed.
         reached, accepted: by position of a draft.
         first_seconds: to the first token of the last of its prompts.
         same_text: the tokens are those of plain decoding; None: not compared.

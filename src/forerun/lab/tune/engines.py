@@ -6,13 +6,15 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import zip_longest
+from statistics import fmean
 from time import perf_counter
 
 from forerun.config import OFF, EngineConfig, SamplingParams
 from forerun.drafters import Binding, Drafter, make_drafter
 from forerun.engine import LLM
 from forerun.engine.engine import Engine
-from forerun.engine.results import Choice
+from forerun.engine.results import Choice, StepStats
+from forerun.engine.step_times import calibrate
 from forerun.errors import ForerunError
 from forerun.lab.bench.methods import with_prediction
 from forerun.lab.bench.prompts import BenchPrompt
@@ -20,8 +22,27 @@ from forerun.lab.tune.arms import PLAIN, ArmFailedError, OutOfTimeError, Trial, 
 
 WARM_TOKENS = 8
 """Tokens that an arm generates before its first trial, for memory that is allocated at first. One that chooses K itself
-generates a whole answer, by which it learns what steps cost: that is written down for later processes, too."""
+generates a whole answer, unless time is short, by which it learns what steps cost: that is written down for later
+processes, too."""
+SETTLING = 2
+"""Steps after a prompt that decoding is not judged by: rows may take twice as long then, whoever drafts."""
 _SEED = 1
+
+
+def decoding(steps: Sequence[StepStats]) -> tuple[float, list[StepStats]]:
+    """Return the seconds of decoding of one request, and the steps in which it was spent: those after its first token,
+    without the first SETTLING where others follow. Where there is none after the first token, all steps are returned.
+
+    What the drafter took of earlier steps beyond what it takes of these counts: it followed the prompt there.
+    """
+    first = next(number for number, step in enumerate(steps, 1) if step.num_tokens)
+    begin = first + SETTLING if first + SETTLING < len(steps) else first
+    later = list(steps[begin:])
+    if not later:
+        return sum(step.time_total for step in steps), list(steps)
+    usual = fmean(step.time_draft for step in later)
+    following = sum(max(step.time_draft - usual, 0.0) for step in steps[:begin])
+    return following + sum(step.time_total for step in later), later
 
 
 class EngineTrials:
@@ -32,15 +53,23 @@ class EngineTrials:
         requests: the prompts, by number.
         params: of all of them; each gets a seed of its own, and its prediction where the drafter reads them.
         seconds: after which the trial that runs is given up.
+        only_decoding: the time of prompts does not count; for units of one prompt.
     """
 
     def __init__(
-        self, plain: LLM, requests: Sequence[BenchPrompt], params: SamplingParams, seconds: float = math.inf
+        self,
+        plain: LLM,
+        requests: Sequence[BenchPrompt],
+        params: SamplingParams,
+        seconds: float = math.inf,
+        *,
+        only_decoding: bool = False,
     ) -> None:
         self._plain = plain
         self._requests = requests
         self._params = params
         self._seconds = seconds
+        self._only_decoding = only_decoding
         self._drafters: dict[str, Drafter] = {}
         self._engines: dict[TuningArm, Engine] = {}
         self._texts: dict[int, list[int]] = {}  # of plain decoding, by prompt
@@ -71,9 +100,11 @@ class EngineTrials:
         if arm not in self._engines:
             config = EngineConfig(seed=0, prefix_reuse=OFF, num_draft_tokens=arm.num_draft_tokens)
             drafter = None if arm == PLAIN else self.drafter(arm.drafter)
+            if arm.is_auto:  # as LLM does, or drafts would be tried rarely until their cost is known
+                calibrate(self._plain.target, drafter)
             engine = Engine(self._plain.target, drafter, tokenizer=self._plain.tokenizer, config=config)
             self._engines[arm] = engine
-            tokens = self._params.max_tokens if arm.is_auto else WARM_TOKENS
+            tokens = self._params.max_tokens if arm.is_auto and not self._only_decoding else WARM_TOKENS
             self._answers(arm, engine, range(0, 2 * level, 2), tokens)  # of those by which arms are chosen
         return self._engines[arm]
 
@@ -88,12 +119,20 @@ class EngineTrials:
         if arm != PLAIN:
             self.drafter(arm.drafter).reset()  # no arm profits from text that another has seen
         started = perf_counter()
-        choices = self._answers(arm, engine, unit, self._params.max_tokens)
-        seconds = perf_counter() - started
-        return _trial(seconds, choices, self._is_same(arm, unit, choices))
+        choices, steps = self._answers(arm, engine, unit, self._params.max_tokens)
+        trial = _trial(perf_counter() - started, choices, self._is_same(arm, unit, choices))
+        if not self._only_decoding:
+            return trial
+        seconds, later = decoding(steps)
+        return replace(
+            trial, seconds=seconds, num_tokens=sum(step.num_tokens for step in later), num_forwards=len(later)
+        )
 
-    def _answers(self, arm: TuningArm, engine: Engine, prompts: Sequence[int], max_tokens: int) -> list[Choice]:
-        """Answer prompts that are sent at once; return the answers in their order."""
+    def _answers(
+        self, arm: TuningArm, engine: Engine, prompts: Sequence[int], max_tokens: int
+    ) -> tuple[list[Choice], list[StepStats]]:
+        """Answer prompts that are sent at once; return the answers in their order, and the steps."""
+        steps: list[StepStats] = []
         done: dict[int, Choice] = {}
         try:
             ids = []
@@ -104,7 +143,9 @@ class EngineTrials:
             while engine.has_work:
                 if self.now() > self._seconds:
                     raise OutOfTimeError
-                for output in engine.step():
+                outputs = engine.step()
+                steps.append(engine.last_step)
+                for output in outputs:
                     if output.error is not None:
                         raise output.error
                     if output.choice is not None:
@@ -118,7 +159,7 @@ class EngineTrials:
         except BaseException:
             engine.close()
             raise
-        return [done[each] for each in ids]
+        return [done[each] for each in ids], steps
 
     def _is_same(self, arm: TuningArm, unit: Unit, choices: Sequence[Choice]) -> bool | None:
         """Return whether the texts are those of plain decoding, which is tried first."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from statistics import NormalDist
+from statistics import NormalDist, fmean
 
 from forerun.lab.bench.measure import LEVEL, Interval
 from forerun.lab.tune.arms import PLAIN, ArmFailedError, Trial, Trials, TuningArm, Unit
 
 
-def ratio_of_sums(numerator: Sequence[float], denominator: Sequence[float]) -> Interval:
+def ratio_of_sums(numerator: Sequence[float], denominator: Sequence[float], confidence: float = LEVEL) -> Interval:
     """Return the sum of the numerators over that of the denominators, with Student's interval of the linearised
     logarithm.
 
@@ -26,8 +26,18 @@ def ratio_of_sums(numerator: Sequence[float], denominator: Sequence[float]) -> I
         return Interval(ratio, None, None)
     residuals = [a - ratio * b for a, b in zip(numerator, denominator, strict=True)]
     error = math.sqrt(count / (count - 1) * sum(each**2 for each in residuals)) / over
-    reach = student_quantile(0.5 + LEVEL / 2, count - 1) * error / ratio
+    reach = student_quantile(0.5 + confidence / 2, count - 1) * error / ratio
     return Interval(ratio, ratio * math.exp(-reach), ratio * math.exp(reach))
+
+
+def exceeds(found: Interval, bound: float) -> bool:
+    """Return whether all of the interval lies above the bound."""
+    return found.low is not None and found.low > bound
+
+
+def stays_below(found: Interval, bound: float) -> bool:
+    """Return whether all of the interval lies below the bound."""
+    return found.high is not None and found.high < bound
 
 
 def student_quantile(share: float, freedom: int) -> float:
@@ -81,10 +91,12 @@ class Ledger:
 
     Attributes:
         failed: arm -> reason.
+        confidence: of the intervals.
     """
 
     rounds: list[Round] = field(default_factory=list)
     failed: dict[TuningArm, str] = field(default_factory=dict)
+    confidence: float = LEVEL
 
     def speedup(self, arm: TuningArm, over: TuningArm = PLAIN, level: int | None = None) -> Interval | None:
         """Return the tokens per second of one arm over another's, on the units that both were tried on; None without
@@ -100,7 +112,18 @@ class Ledger:
                 pair[1] += round_.cost(arm)
         if not sums:
             return None
-        return ratio_of_sums([pair[0] for pair in sums.values()], [pair[1] for pair in sums.values()])
+        over_plain, own = zip(*sums.values(), strict=True)
+        return ratio_of_sums(over_plain, own, self.confidence)
+
+    def first_token(self, arm: TuningArm) -> float:
+        """Return the mean seconds to the first token, at plain decoding's prompts: an arm may have been tried on some
+        of them only."""
+        plain = [trial.first_seconds for trial in self.trials(PLAIN)]
+        beside = [round_ for round_ in self.rounds if arm in round_.trials]
+        if arm == PLAIN or not beside:
+            return fmean(plain) if plain else 0.0
+        own = sum(round_.trials[arm].first_seconds for round_ in beside)
+        return fmean(plain) * own / max(1e-9, sum(round_.plain[0].first_seconds for round_ in beside))
 
     def trials(self, arm: TuningArm) -> list[Trial]:
         """Return the trials of an arm, in their order."""

@@ -8,14 +8,13 @@ from typing import Any, Literal
 
 from forerun.config import NO_DRAFTER
 from forerun.kernels.provenance import Environment
-from forerun.lab.bench.measure import Interval
 from forerun.lab.bench.prompts import BenchPrompt
 from forerun.lab.bench.recorded import prompt_facts
 from forerun.lab.bench.tables import Table, decimal, percent
 from forerun.lab.results.files import without_folders
 from forerun.lab.results.schema import DrafterFacts, Figure, Results, RunRow, TableFacts, TargetFacts
 from forerun.lab.tune.arms import PLAIN, Trial, Trials, TuningArm, Unit
-from forerun.lab.tune.ledger import Ledger, run_round
+from forerun.lab.tune.ledger import Ledger, exceeds, run_round, stays_below
 from forerun.lab.tune.search import can_win
 
 FIXED_MARGIN = 1.02
@@ -82,12 +81,12 @@ def judge(ledger: Ledger, finalists: Sequence[TuningArm], default: TuningArm) ->
         return TuningVerdict("off", PLAIN, "No drafter was measured, so plain decoding is kept.")
     default = default if default in speeds else PLAIN
     over = {arm: found for arm in speeds if arm != default and (found := ledger.speedup(arm, over=default))}
-    better = [arm for arm in speeds if _exceeds(speeds[arm], 1) and (arm == default or _exceeds(over[arm], 1))]
+    better = [arm for arm in speeds if exceeds(speeds[arm], 1) and (arm == default or exceeds(over[arm], 1))]
     autos = [*(arm for arm in better if arm.is_auto), default, *(arm for arm in speeds if arm.is_auto)]
     auto = next((arm for arm in autos if arm != PLAIN), None)
     fixed = next((arm for arm in speeds if not arm.is_auto), None)
     between = None if auto is None or fixed is None else ledger.speedup(fixed, over=auto)
-    if fixed in better and (between is None or _exceeds(between, FIXED_MARGIN)):
+    if fixed in better and (between is None or exceeds(between, FIXED_MARGIN)):
         beside = "" if between is None else f" It is faster than {auto} by more than {_MARGIN} ({between:.2f})."
         return TuningVerdict("on", fixed, f"{fixed} is faster than plain decoding: {speeds[fixed]:.2f}.{beside}")
     if auto in better:
@@ -95,12 +94,12 @@ def judge(ledger: Ledger, finalists: Sequence[TuningArm], default: TuningArm) ->
         beside += "" if between is None else f" {fixed} is not faster than that by more than {_MARGIN} ({between:.2f})."
         return TuningVerdict("on", auto, f"{auto} is faster than plain decoding: {speeds[auto]:.2f}.{beside}")
     shown = ", ".join(f"{arm} {found:.2f}" for arm, found in speeds.items()) + " of plain"
-    if all(_stays_below(found, WORTH) for found in speeds.values()):
+    if all(stays_below(found, WORTH) for found in speeds.values()):
         return TuningVerdict("off", PLAIN, f"Do not speculate here: nothing that was tried is faster ({shown}).")
     if default == PLAIN:
         kept = PLAIN
         why = "plain decoding is kept"
-    elif _stays_below(speeds[default], 1):
+    elif stays_below(speeds[default], 1):
         kept = PLAIN
         why = f"plain decoding is kept, which is faster than the default {default}"
     else:
@@ -110,14 +109,6 @@ def judge(ledger: Ledger, finalists: Sequence[TuningArm], default: TuningArm) ->
     return TuningVerdict(
         "tie", kept, f"No difference could be shown ({shown}): {why}. More prompts would narrow the intervals."
     )
-
-
-def _exceeds(found: Interval, bound: float) -> bool:
-    return found.low is not None and found.low > bound
-
-
-def _stays_below(found: Interval, bound: float) -> bool:
-    return found.high is not None and found.high < bound
 
 
 @dataclass(slots=True)
@@ -131,6 +122,7 @@ class TuningOutcome:
         default: what runs where nobody chooses; PLAIN where that cannot be tried.
         refused: drafter -> why it was not tried.
         interrupted: Ctrl-C ended it.
+        only_decoding: the time to the first token is not part of the speeds.
     """
 
     requests: Sequence[BenchPrompt]
@@ -143,6 +135,12 @@ class TuningOutcome:
     refused: dict[str, str] = field(default_factory=dict)
     verdict: TuningVerdict = field(default_factory=lambda: TuningVerdict("off", PLAIN, "Nothing was measured."))
     interrupted: bool = False
+    only_decoding: bool = False
+
+    @property
+    def is_measured(self) -> bool:
+        """Return whether any arm was tried."""
+        return bool(self.search.rounds or self.report.rounds)
 
     @property
     def failed(self) -> dict[TuningArm, str]:
@@ -169,9 +167,11 @@ class TuningOutcome:
         """Make the tables that are printed."""
         levels = self.levels()
         by_level = [f"at {level} requests" for level in levels] if len(levels) > 1 else []
-        header = ["drafter", "tokens/s", "over plain", *by_level, "answers", "tokens a step", "accepted", "same text"]
+        title = "Decoding speed, the first token apart," if self.only_decoding else "Speed"
+        header = ["drafter", "tokens/s", "over plain", *by_level, "first token, ms", "answers", "tokens a step"]
+        header += ["accepted", "same text"]
         rows = [self._cells(arm, levels if by_level else []) for arm in (PLAIN, *self.arms)]
-        return [Table("Speed over plain decoding on the same prompts; tokens/s are plain's times that", header, rows)]
+        return [Table(f"{title} over plain on the same prompts; tokens/s are plain's times that", header, rows)]
 
     def _cells(self, arm: TuningArm, levels: Sequence[int]) -> list[str]:
         plain = [*self.search.trials(PLAIN), *self.report.trials(PLAIN)]
@@ -183,14 +183,15 @@ class TuningOutcome:
         drafted = sum(each.num_drafted for each in trials)
         accepted = sum(trial.num_accepted for trial in trials)
         same = [trial.same_text for trial in trials if trial.same_text is not None]
-        name = f"{arm} *" if arm == self.verdict.arm else str(arm)
+        name = without_folders(str(arm)) + " *" * (arm == self.verdict.arm)
         if arm in self.failed:
-            name = f"{arm} (failed)"
+            name = f"{without_folders(str(arm))} (failed)"
         return [
             name,
             f"{rate * (1 if arm == PLAIN or speed is None else speed.median):.1f}",
             decimal(None if arm == PLAIN else speed),
             *(decimal(self.report.speedup(arm, level=level)) for level in levels),
+            f"{1000 * ledger.first_token(arm):.0f}",
             str(len(trials)),
             decimal(sum(each.num_tokens for each in trials) / forwards if forwards else None),
             percent(accepted / drafted if drafted else None),

@@ -19,6 +19,7 @@ from forerun.lab.tune.arms import LEAST_PROMPTS, PLAIN, OutOfTimeError, TuningAr
 from forerun.lab.tune.candidates import candidates, first_arms, further_arms
 from forerun.lab.tune.engines import EngineTrials
 from forerun.lab.tune.outcome import TuningOutcome, TuningVerdict, confirm, judge
+from forerun.lab.tune.race import judge_race, race
 from forerun.lab.tune.search import search
 
 SELECTION_SHARE, REPORT_SHARE = 0.5, 0.85
@@ -50,7 +51,8 @@ class Task:
         seconds: to spend.
         levels: requests at once.
         drafters: texts to try; empty: all that fit. draft: a draft model for whichever takes one.
-        quick: only what is likely the fastest is tried, with K chosen step by step.
+        quick: only what is likely the fastest is tried, with K chosen step by step, on all prompts, and prompts' time
+            does not count.
     """
 
     plain: LLM
@@ -85,18 +87,19 @@ def find_fastest(task: Task, watcher: Watcher) -> TuningOutcome:
     Raises:
         ConfigError: the time does not suffice for a single comparison.
     """
-    outcome = TuningOutcome(task.requests, task.workload, task.params.temperature)
-    trials = EngineTrials(task.plain, task.requests, task.params, task.seconds)
+    outcome = TuningOutcome(task.requests, task.workload, task.params.temperature, only_decoding=task.quick)
+    trials = EngineTrials(task.plain, task.requests, task.params, task.seconds, only_decoding=task.quick)
     try:
-        _stages(task, trials, outcome, watcher)
+        (_race if task.quick else _stages)(task, trials, outcome, watcher)
     except (KeyboardInterrupt, OutOfTimeError) as reason:
         outcome.interrupted = isinstance(reason, KeyboardInterrupt)
-        if not outcome.interrupted and not outcome.search.rounds:
+        if not outcome.interrupted and not outcome.is_measured:
             raise ConfigError(
                 f"{task.seconds / 60:.2g} minutes are too short: they were over before a drafter had answered. "
                 "Give `forerun tune` more --minutes, or fewer --max-tokens."
             ) from None
-        _judge_what_is_known(outcome)
+        if not task.quick:  # which has judged already
+            _judge_what_is_known(outcome)
     return outcome
 
 
@@ -110,6 +113,25 @@ def units(prompts: Sequence[int], levels: Sequence[int]) -> list[Unit]:
     return [column[row] for row in range(longest) for column in by_level if row < len(column)]
 
 
+def _race(task: Task, trials: EngineTrials, outcome: TuningOutcome, watcher: Watcher) -> None:
+    watcher.say("looking for drafters")
+    texts, outcome.refused = candidates(task.model, task.drafters, task.draft, trials.drafter, quick=True)
+    outcome.default = _default(task, texts)
+    arms = [*map(TuningArm, texts)]
+    ledger = outcome.report
+    try:
+        every = units(range(len(task.requests)), task.levels)
+        race(trials, ledger, arms, every, task.seconds, watcher.say, lambda _: watcher.tick(trials.now()))
+    finally:  # of an interrupt, too: what is known is judged
+        outcome.finalists = ledger.ranked(arms)
+        outcome.verdict = judge_race(ledger, outcome.finalists, outcome.default)
+
+
+def _default(task: Task, texts: Sequence[str]) -> TuningArm:
+    """Return what runs where nobody chooses; PLAIN where it cannot be tried."""
+    return next((TuningArm(text) for text in texts if text == automatic_drafter(task.model)), PLAIN)
+
+
 def _stages(task: Task, trials: EngineTrials, outcome: TuningOutcome, watcher: Watcher) -> None:
     prompts = range(len(task.requests))
     first = units(prompts[::2], task.levels)
@@ -121,14 +143,13 @@ def _stages(task: Task, trials: EngineTrials, outcome: TuningOutcome, watcher: W
     watcher.say("plain decoding")
     taken = _check_time(trials, first[0], task.seconds)
     watcher.say("looking for drafters")
-    texts, outcome.refused = candidates(task.model, task.drafters, task.draft, trials.drafter, quick=task.quick)
-    arms = [*map(TuningArm, texts)] if task.quick else first_arms(texts)
-    more = (lambda _: ()) if task.quick else further_arms
+    texts, outcome.refused = candidates(task.model, task.drafters, task.draft, trials.drafter)
+    arms = first_arms(texts)
     until = SELECTION_SHARE * task.seconds
     count = int(FIRST_SHARE * until / max(1, len(arms)) / taken)
-    outcome.default = next((TuningArm(text) for text in texts if text == automatic_drafter(task.model)), PLAIN)
+    outcome.default = _default(task, texts)
     found = search(
-        trials, outcome.search, arms, first, until, more, watcher.say, after, max(1, min(count, MOST_AT_FIRST))
+        trials, outcome.search, arms, first, until, further_arms, watcher.say, after, max(1, min(count, MOST_AT_FIRST))
     )
     outcome.finalists = [arm for arm in dict.fromkeys([*found, outcome.default]) if arm != PLAIN]
     if found:

@@ -9,9 +9,10 @@ import pytest
 
 from forerun.kernels.provenance import describe_environment
 from forerun.lab.bench import acceptance as acceptance_rate, forward, generate, quality, replay, tables as report
+from forerun.lab.bench.report.headline import sections
 from forerun.lab.results.files import as_object
 from forerun.lab.results.schema import TargetFacts
-from measured import QUIET
+from measured import QUIET, generated
 
 
 def test_plain_columns_line_up() -> None:
@@ -54,3 +55,19 @@ def test_one_report_prints_text_and_markdown_and_gives_results() -> None:
 def test_every_measurement_has_a_table(module: ModuleType) -> None:
     defined = {name for name, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__}
     assert "COLUMNS" in vars(module) or any(name.endswith("_table") for name in defined)
+
+
+def test_the_readme_has_drafters_of_published_files_by_kind_of_prompt() -> None:
+    one = generated(4)
+    slow = dataclasses.replace(one.rows[1], seconds=2.0, same_text=False)  # as long as plain decoding
+    rows = [one.rows[0], slow, *one.rows[2:]]
+    published = dataclasses.replace(one, target=TargetFacts("coder.gguf", "Q4_K_M"), rows=rows)
+    text = sections([one, published])["drafters"]
+    lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if "|" in line]
+    assert lines[0] == ["coder, times plain", "x", "y", "all", "least", "text as plain's"]
+    assert lines[2:] == [
+        ["plain, tokens/s", "10.0", "10.0", "10.0", "–", "–"],
+        ["suffix", "1.45", "2.11", "1.75", "1.00", "3 of 4"],
+    ]
+    assert text.endswith("\n\nSome Processor, 2 threads, 2026-11-23, commit abc1234567.")
+    assert sections([one])["drafters"] == ""

@@ -74,6 +74,7 @@ def test_nan_is_no_number_and_no_end(tmp_path: Path) -> None:
 def test_commands_name_no_folders_of_the_machine() -> None:
     line = command_line(["bench", "--model=/home/me/m.gguf", "../a/b.jsonl", "--drafters", "eagle:head=~/h/one,k=2"])
     assert line == "forerun bench --model=m.gguf b.jsonl --drafters eagle:head=one,k=2"
+    assert command_line(["--drafter", "hybrid:sources=suffix+/h/d.gguf"]).endswith("hybrid:sources=suffix+d.gguf")
     assert command_line(["--model", "owner/name"]) == "forerun --model owner/name"
     assert command_line(["--url", "a=http://b:1/v1"]) == "forerun --url a=http://b:1/v1"
     assert command_line(["--api-key", "x", "--api-key=y", "z"]) == "forerun --api-key KEY --api-key=KEY z"

@@ -161,6 +161,15 @@ def test_several_requests_at_once_are_one_trial() -> None:
     assert any("at 2 requests" in table.header for table in outcome.tables())
 
 
+def test_what_drafts_cost_is_known_before_an_arm_is_tried_as_in_llm(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+    monkeypatch.setattr("forerun.lab.tune.engines.calibrate", lambda _, drafter: seen.append(drafter))
+    trials = EngineTrials(task().plain, REQUESTS, PARAMS)
+    trials.run(TuningArm("suffix"), (0,))
+    trials.run(TuningArm("suffix", 4), (0,))  # chooses nothing by costs
+    assert seen == [trials.drafter("suffix")]
+
+
 def _environment() -> Any:
     from forerun.kernels.provenance import Watch
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from statistics import geometric_mean
 
+from forerun.config import AUTO
 from forerun.errors import ConfigError
+from forerun.lab.bench.compare import PLAIN as FORERUN_PLAIN
 from forerun.lab.bench.peers.worker import PLAIN
 from forerun.lab.bench.report.markdown import duration, in_order
 from forerun.lab.bench.tables import markdown_table
@@ -16,10 +19,11 @@ _END = "<!-- end of figures -->"
 
 
 def sections(every: Sequence[Results]) -> Mapping[str, str]:
-    """Return Markdown by name, "engines" and "audit"; empty where there are no such results."""
+    """Return Markdown by name, "engines", "drafters" and "audit"; empty where there are no such results."""
     ordered = in_order(every)
     return {
         "engines": _engines([each for each in ordered if each.kind == "peers" and _is_of_text(each)]),
+        "drafters": _drafters([each for each in ordered if each.kind == "generate" and _is_of_file(each)]),
         "audit": "\n".join(_audited(each) for each in ordered if each.kind == "audit"),
     }
 
@@ -55,6 +59,49 @@ def _is_of_text(results: Results) -> bool:
     """Return whether the results are of texts of a model as it is."""
     target = results.target
     return target is not None and not target.random_weights and not target.cost_padded
+
+
+def _is_of_file(results: Results) -> bool:
+    """Return whether the results are of a published file, and of greedy answers to prompts of several kinds."""
+    named = results.target is not None and results.target.name.endswith(".gguf")
+    return named and _is_of_text(results) and len({each.category for each in results.prompts}) > 1
+
+
+def _drafters(every: Sequence[Results]) -> str:
+    """Return the tables of drafters by kind of prompt, with machine and date; "" without results."""
+    return "\n\n".join(f"{markdown_table(*_drafter_table(results))}\n\n{_source(results)}." for results in every)
+
+
+def _drafter_table(results: Results) -> tuple[list[str], list[list[str]]]:
+    """Return the header, and a row for plain decoding and for each drafter: geometric means of decoding speed, the
+    time to the first token apart, over plain decoding's in the same round."""
+    assert results.target is not None
+    kinds = list(dict.fromkeys(prompt.category for prompt in results.prompts))
+    speeds: dict[str, dict[tuple[int, int], float]] = {}
+    same: dict[str, list[bool]] = {}
+    for run in results.rows:
+        if run.num_tokens > 1 and run.temperature == 0:
+            seconds = run.seconds - (run.first_token or 0.0)
+            speeds.setdefault(run.method, {})[run.prompt, run.round] = (run.num_tokens - 1) / seconds
+            same.setdefault(run.method, []).append(run.same_text is not False)
+    plain = speeds.pop(FORERUN_PLAIN)
+    gains = {method: {key: rate / plain[key] for key, rate in found.items()} for method, found in speeds.items()}
+    rows = [["plain, tokens/s", *_by_kind(results, plain, kinds, 1), "–", "–"]]
+    for method, found in gains.items():
+        name = method.removeprefix("forerun, ").removesuffix(f", {AUTO}")
+        text = "identical" if all(same[method]) else f"{sum(same[method])} of {len(same[method])}"
+        rows.append([name, *_by_kind(results, found, kinds, 2), f"{min(found.values()):.2f}", text])
+    model = results.target.name.removesuffix(".gguf")
+    return [f"{model}, times plain", *kinds, "all", "least", "text as plain's"], rows
+
+
+def _by_kind(
+    results: Results, values: Mapping[tuple[int, int], float], kinds: Sequence[str], digits: int
+) -> Iterator[str]:
+    """Yield the geometric mean of the values of each kind of prompt, and of all. values: by prompt and round."""
+    for kind in (*kinds, None):
+        found = [each for (prompt, _), each in values.items() if kind in (None, results.prompts[prompt].category)]
+        yield f"{geometric_mean(found):.{digits}f}" if found else "–"
 
 
 def _engines(every: Sequence[Results]) -> str:
