@@ -246,9 +246,7 @@ class DraftChooser:
             use.consider(len(sequence.token_ids), pays=k > 0)
         if any(counts):
             self.rate = rate
-            earns = [
-                k and self._earns(each, beside_copies=bool(found)) for k, each in zip(counts, sequences, strict=True)
-            ]
+            earns = [k and self._earns(each, bool(found)) for k, each in zip(counts, sequences, strict=True)]
             counts = [k if each else 0 for k, each in zip(counts, earns, strict=True)]
         if any(counts):
             self.min_acceptance_prob = self._price_of_a_token(counts, prices, draft)
@@ -342,7 +340,7 @@ class DraftChooser:
         # drafts of a fixed length have all their rows, whether or not they are candidates
         return gains, there if self.fixed_length is None else [1.0] * len(there)
 
-    def _earns(self, sequence: Sequence, *, beside_copies: bool) -> bool:
+    def _earns(self, sequence: Sequence, beside_copies: bool) -> bool:
         """Return whether its drafts will save more time than the drafter takes to follow it.
 
         beside_copies: a part of its tokens to come will be copied.

@@ -126,8 +126,8 @@ class ChainGrowth(Growth):
         drawn = []
         for chain in chains:
             chain.unfed = self._model.unfed(chain.state)
-            if (path := self._given.get(chain.sequence)) is not None:
-                chain.give(path, self._model.vocab_size)
+            if (given := self._given.get(chain.sequence)) is not None:
+                chain.give(given, self._model.vocab_size)
             if chain.picking is Picking.DRAWN:
                 drawn.append(chain)
         if drawn:

@@ -18,7 +18,6 @@ from forerun.errors import ConfigError, DrafterError
 from forerun.models import LanguageModel, check_quantization, find_tokenizer, inherited_dtype, load_draft_model
 from forerun.utils.vocabulary import Vocabulary, check_same_tokens
 
-
 DRAFT_FOLLOWS = 1024
 """`Traits.follows` of draft models: the last tokens of a sequence with which a draft model begins."""
 
