@@ -58,6 +58,8 @@ class ParallelGrowth(ChainGrowth):
             tokens.
     """
 
+    continues = False  # its rows are computed for the tokens after the last committed one
+
     def __init__(
         self, model: DraftingModel[Any], compute: Callable[[DraftingModel[Any], Seq[GrowingChain]], ComputedRows]
     ) -> None:
