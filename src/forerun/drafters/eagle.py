@@ -17,7 +17,8 @@ class Eagle(ModelDrafter):
 
     Args:
         model: folder of the head, or a head that was read; None takes the one that comes with forerun for the target.
-        draft_vocab: as in DraftModel, of a head that can propose every token.
+        draft_vocab: tokens that it can propose (1,000 or more; 0 for all), as in DraftModel, of a head that could
+            propose every token.
 
     Raises:
         ConfigError: draft_vocab is out of range.
@@ -39,7 +40,7 @@ class EagleTree(ModelDrafter):
         drawn: draw the children for requests without a seed above temperature 0; False takes the most probable ones.
         width: nodes expanded at one depth of a dynamic tree, and children looked at below each (1 or more).
         min_gain: accepted tokens that one more forward of the head must promise a dynamic tree (0 to below 1).
-        draft_vocab: as in Eagle.
+        draft_vocab: tokens that it can propose (1,000 or more; 0 for all), as in Eagle.
 
     Raises:
         ConfigError: an option is out of range.

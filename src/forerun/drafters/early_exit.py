@@ -23,7 +23,7 @@ class EarlyExit(ModelDrafter):
 
     Args:
         exit_layer: E, how many layers draft; None takes a quarter of the target's (1 or more).
-        draft_vocab: as in DraftModel.
+        draft_vocab: tokens that it can propose (1,000 or more; 0 for all), as in DraftModel.
 
     Raises:
         ConfigError: an option is out of range.

@@ -26,7 +26,7 @@ class Mtp(ModelDrafter):
     Args:
         model: folder of an MTP layer that was trained for the target (forerun train mtp), or one that was read; None
             takes the target's own.
-        draft_vocab: as in DraftModel.
+        draft_vocab: tokens that it can propose (1,000 or more; 0 for all), as in DraftModel.
 
     Raises:
         ConfigError: draft_vocab is out of range.

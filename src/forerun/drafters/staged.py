@@ -40,7 +40,7 @@ class Staged(ModelDrafter):
         dtype: of the draft model's weights; None takes the target's, or float32 where that is float64 and the draft
             is quantized.
         quantize: "int8" or "int4", what the draft model's weights are kept in; None: as its files are.
-        draft_vocab: as in DraftModel.
+        draft_vocab: tokens that it can propose (1,000 or more; 0 for all), as in DraftModel.
 
     Raises:
         ConfigError: an option is out of range.
