@@ -117,9 +117,8 @@ def generate(
     text = read_prompt(prompt)
     messages = None if chat is False else read_chat(text, system)
     template = options.template_text(chat_template)
-    drafter = options.named_drafter(drafter, draft_model, draft_vocab) or (
-        AUTO if params.prediction is None else "prediction"
-    )
+    drafter = options.named_drafter(drafter, draft_model, draft_vocab)
+    drafter = drafter or (AUTO if params.prediction is None else "prediction")
     options.set_threads(threads)
     with _loading(model, quiet=json):
         llm = open_llm(model, drafter, chat=bool(chat or system), chat_template=template, **asdict(settings))

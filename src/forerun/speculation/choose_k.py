@@ -220,34 +220,23 @@ class DraftChooser:
             self._due = max(self._due, self._since + FIRST_WAIT)
             return [0] * batch
         gains, there = zip(*(self._expect(sequence, places) for sequence in sequences), strict=True)
-        worth = [sum(each) for each in found or [()] * batch]
-        free = [value >= sum(each) for value, each in zip(worth, gains, strict=True)] if found else [False] * batch
         if batch == 1:
-            counts, rate = self._best_of_one(sequences[0], gains[0], there[0], prices, draft)
-            if rate > BEGINS / (prices[0] + draft[0]):
-                self._vain = 0
-            sure = self._num_sure(found[0][:num_chained], gains[0]) if found and self._continues else 0
-            if sure:
-                grafted, rate_grafted = self._best_of_one(
-                    sequences[0], gains[0], there[0], prices, draft, found[0][:sure]
-                )
-                if grafted[0] > sure and rate_grafted > rate:
-                    self.num_given = sure
-                    counts = grafted
-                    rate = rate_grafted
+            copy = found[0][:num_chained] if found and self._continues else ()
+            k, rate = self._best_beside_copy(sequences[0], gains[0], there[0], prices, draft, copy)
+            counts = [k]
         else:
+            worth = [sum(each) for each in found or [()] * batch]
+            free = [bool(found) and value >= sum(each) for value, each in zip(worth, gains, strict=True)]
             shown = [list(found[i]) if free[i] else each for i, each in enumerate(gains)]
             counts, rate = self._best_of_many(sequences, shown, there, free, prices, draft)
         goes_on = batch == 1 and self.lag(sequences[0]) == 0
         if rate <= self.plain * (GOES_ON if goes_on else BEGINS):
             counts = [0] * batch
-        for k, sequence in zip(counts, sequences, strict=True):
-            use = self._uses.setdefault(sequence, _Use())
-            use.consider(len(sequence.token_ids), pays=k > 0)
-        if any(counts):
-            self.rate = rate
-            earns = [k and self._earns(each, bool(found)) for k, each in zip(counts, sequences, strict=True)]
-            counts = [k if each else 0 for k, each in zip(counts, earns, strict=True)]
+        self.rate = rate
+        counts = [
+            k if self._earns(each, pays=k > 0, beside_copies=bool(found)) else 0
+            for k, each in zip(counts, sequences, strict=True)
+        ]
         if any(counts):
             self.min_acceptance_prob = self._price_of_a_token(counts, prices, draft)
         else:
@@ -340,26 +329,49 @@ class DraftChooser:
         # drafts of a fixed length have all their rows, whether or not they are candidates
         return gains, there if self.fixed_length is None else [1.0] * len(there)
 
-    def _earns(self, sequence: Sequence, beside_copies: bool) -> bool:
+    def _earns(self, sequence: Sequence, *, pays: bool, beside_copies: bool) -> bool:
         """Return whether its drafts will save more time than the drafter takes to follow it.
 
-        beside_copies: a part of its tokens to come will be copied.
+        Args:
+            pays: a draft promises more than what it has, which is counted.
+            beside_copies: a part of its tokens to come will be copied.
         """
+        use = self._uses.setdefault(sequence, _Use())
+        use.consider(len(sequence.token_ids), pays=pays)
+        if not pays:
+            return False
         lost = FOLLOW_MARGIN * self.costs.follow(self.lag(sequence))
         ahead: float = min(max(HORIZON, sequence.num_output), max(sequence.room, 1))
         if beside_copies:
-            ahead *= self._uses[sequence].share
+            ahead *= use.share
         return lost <= ahead * (1 / self.plain - 1 / self.rate)
 
-    def _num_sure(self, found: Seq[float], gains: Seq[float]) -> int:
-        """Return how many of a copy's first tokens are more probable, each after those before it, than the first of a
-        draft."""
-        above = 1.0
-        for place, prob in enumerate(found):
-            if prob <= above * gains[0]:
-                return place
-            above = prob
-        return len(found)
+    def _best_beside_copy(
+        self,
+        sequence: Sequence,
+        gains: list[float],
+        there: list[float],
+        prices: Prices,
+        draft: list[float],
+        copy: Seq[float],
+    ) -> tuple[int, float]:
+        """Return the K of the only sequence that gives the highest rate, and that rate. The draft begins with
+        `num_given` tokens of a copy where this raises it: those that are more probable, each after those before it,
+        than the first token of a draft.
+
+        copy: the probabilities of its tokens.
+        """
+        k, rate = self._best_of_one(sequence, gains, there, prices, draft)
+        if rate > BEGINS / (prices[0] + draft[0]):  # if it does not draft now, the copy is better
+            self._vain = 0
+        above = [1.0, *copy]
+        sure = next((place for place, prob in enumerate(copy) if prob <= above[place] * gains[0]), len(copy))
+        if sure:
+            grafted, grafted_rate = self._best_of_one(sequence, gains, there, prices, draft, copy[:sure])
+            if grafted > sure and grafted_rate > rate:
+                self.num_given = sure
+                return grafted, grafted_rate
+        return k, rate
 
     def _best_of_one(
         self,
@@ -369,14 +381,14 @@ class DraftChooser:
         prices: Prices,
         draft: list[float],
         given: Seq[float] = (),
-    ) -> tuple[list[int], float]:
+    ) -> tuple[int, float]:
         """Return the K of one sequence that gives the highest rate, and that rate. given: as of `expected`."""
         first = len(given)
         most = max(min(len(gains), len(prices) - 1 - first, self.room(sequence) - first), 0)
         tokens, seconds = expected(gains[:most], there[:most], prices, draft, given)
         some = range(most + 1) if self.fixed_length is None else (0, *[most] * (most >= self.fixed_length))
         best = max(some, key=lambda k: tokens[k] / seconds[k])
-        return [first + best], tokens[best] / seconds[best]
+        return first + best, tokens[best] / seconds[best]
 
     def _most_of_many(self, sequences: Seq[Sequence], tokens: float, prices: Prices, draft: list[float]) -> float:
         """Return the rate of several sequences if all drafts came true as often as the best, or HOPED.

@@ -168,7 +168,7 @@ def test_no_draft_is_longer_than_its_budget_or_a_block(family: Model, caplog: An
 def test_the_confidence_ends_a_draft_at_its_price(family: Model) -> None:
     head = random_block(family, confidence=True)
     head.tensors["confidence_head.proj.weight"].zero_()
-    for logit, min_acceptance_prob, length in ((0.0, 0.3, 1), (0.0, 0.2, 2), (3.0, 0.5, 4), (-3.0, 0.2, 0)):
+    for logit, min_acceptance_prob, length in ((0.0, 0.3, 2), (0.0, 0.6, 1), (3.0, 0.5, 4), (-3.0, 0.2, 0)):
         head.tensors["confidence_head.proj.bias"].fill_(logit)
         block = Block(head)
         sequence = begun(block, family, list(range(9)))
