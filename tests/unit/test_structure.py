@@ -10,12 +10,12 @@ import structure
 from forerun.kernels.cpu import native
 
 MOST: dict[str, float] = {
-    "files in src": 443,
+    "files in src": 447,
     "top-level entries": 19,
-    "options with a flag": 307,
-    "options of all kinds": 415,
+    "options with a flag": 315,
+    "options of all kinds": 423,
     "class names defined more than once": 0,
-    "words of documents": 39_600,
+    "words of documents": 40_600,
     "tuple assignments in 1,000 statements": 2.2,
     "nested conditional expressions": 0,
     "imports inside functions": 321,

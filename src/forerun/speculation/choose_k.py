@@ -207,8 +207,7 @@ class DraftChooser:
         self._left = 0
         batch = len(sequences)
         if self.is_asleep:
-            self.rate = 0.0
-            self.min_acceptance_prob = 0.0
+            self.rate = self.min_acceptance_prob = 0.0
             return [0] * batch
         places = self.places
         draft = self.costs.draft(batch, places).tolist()

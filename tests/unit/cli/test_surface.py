@@ -14,13 +14,13 @@ from .conftest import Invoke
 
 COMMANDS = 39
 FLAGS = {
-    "generate": 26, "chat": 17, "serve": 31, "batch": 16,
+    "generate": 28, "chat": 19, "serve": 32, "batch": 18,
     "demo": 9, "audit": 11, "try": 2, "tune": 11, "bench": 84,
-    "train": 48, "export": 11,
+    "train": 49, "export": 11,
     "cache": 3, "drafters": 2, "fetch": 3, "index": 8, "info": 5, "options": 0, "plan": 12, "quantize": 4,
 }  # fmt: skip
 """Command -> flags of it and of what is below it, at most."""
-ROOM = 303
+ROOM = 311
 """For all of them."""
 KEYS = {
     "generate": 15, "chat": 8, "serve": 9, "batch": 3,
