@@ -214,8 +214,7 @@ class DraftChooser:
         kept, tokens, seconds = best_cut(found or [()] * batch, prices)
         self.plain = tokens / (seconds + draft[0])
         if batch > 1 and self._most_of_many(sequences, tokens, prices[sum(kept) :], draft) <= BEGINS * self.plain:
-            self.rate = self.plain
-            self.min_acceptance_prob = 0.0
+            self._refuse()
             self._due = max(self._due, self._since + FIRST_WAIT)
             return [0] * batch
         gains, there = zip(*(self._expect(sequence, places) for sequence in sequences), strict=True)
@@ -239,10 +238,15 @@ class DraftChooser:
         if any(counts):
             self.min_acceptance_prob = self._price_of_a_token(counts, prices, draft)
         else:
-            self.rate = self.plain
-            self.min_acceptance_prob = 0.0
+            self._refuse()
             counts = self._try_one(sequences, gains, prices, draft)
         return counts
+
+    def _refuse(self) -> None:
+        """Draft nothing for its gain."""
+        self.rate = self.plain
+        self.min_acceptance_prob = 0.0
+        self.num_given = 0
 
     def observe(self, outcomes: Seq[DraftOutcome], seconds: float, whole: float | None) -> None:
         """Learn from a step.
@@ -277,10 +281,15 @@ class DraftChooser:
                 self.costs.add_idle(whole)
             return
         longest = max(max(len(outcome.draft), 1) for outcome in asked)  # chains may end early
+        self.learn_cost(len(asked), longest, lag, whole)
+
+    def learn_cost(self, batch: int, longest: int, lag: int, seconds: float) -> None:
+        """Learn what drafts of `batch` sequences cost, the longest of them of so many tokens, of which `lag` committed
+        ones were computed before."""
         if lag:
-            self.costs.add_first_draft(len(asked), longest, lag, whole)
+            self.costs.add_first_draft(batch, longest, lag, seconds)
         else:
-            self.costs.add_draft(len(asked), longest, whole)
+            self.costs.add_draft(batch, longest, seconds)
 
     def rest(self, seconds: float) -> None:
         """Let a step without drafts pass, which earns what trials may cost."""

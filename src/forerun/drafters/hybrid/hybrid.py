@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence as Seq
 from dataclasses import replace
+from time import perf_counter
 
 from forerun.config import HYBRID_MODES, HYBRID_SOURCES, MAX_NUM_DRAFT_TOKENS
 from forerun.drafters.base import Binding, Drafter, Traits
@@ -87,7 +88,9 @@ class Hybrid(CompositeDrafter):
         self.use_costs({})
 
     def use_costs(self, costs: dict[str, CostModel]) -> None:
-        """Choose by these costs of the sources that do not copy, by their names; unknown ones cost nothing."""
+        """Choose by these costs of the sources that do not copy, by their names; unknown ones cost nothing. They stay
+        as they are."""
+        self._learns_costs = False
         self._choosers = {
             number: traits.chooser(costs.get(name))
             for number, (name, drafter) in enumerate(self._parts)
@@ -125,6 +128,7 @@ class Hybrid(CompositeDrafter):
         target = identity(binding.target)
         paid = ((name, drafter.traits) for name, drafter in self._parts if not drafter.traits.estimates)
         self.use_costs({name: drafter_costs((target, *traits.cost_key)).costs for name, traits in paid})
+        self._learns_costs = True
 
     def see_prices(self, prices: Seq[float]) -> None:
         self._prices = prices
@@ -169,9 +173,10 @@ class Hybrid(CompositeDrafter):
         asked = self._wanted(drafting, prices)
         for number, counts in asked.items():
             wanted = [(sequence, k) for (sequence, _), k in zip(drafting, counts, strict=True) if k]
-            self._ask(
-                number, wanted, min_acceptance_prob if prices is None else self._choosers[number].min_acceptance_prob
-            )
+            if prices is None:
+                self._ask(number, wanted, min_acceptance_prob)
+            else:
+                self._ask_timed(number, wanted)
         self._is_priced = prices is not None
         self._wake()
         for index, (sequence, most) in enumerate(drafting):
@@ -212,6 +217,18 @@ class Hybrid(CompositeDrafter):
         drafts = checked_drafts(self._parts[number][1], sequences, counts, least)
         for sequence, count, draft in zip(sequences, counts, drafts, strict=True):
             self._given[sequence].drafts[number] = count, draft
+
+    def _ask_timed(self, number: int, wanted: Seq[tuple[Sequence, int]]) -> None:
+        """Let a source draft that takes time, and learn how much."""
+        chooser = self._choosers[number]
+        started = perf_counter()
+        self._ask(number, wanted, chooser.min_acceptance_prob)
+        seconds = perf_counter() - started
+        if self._learns_costs and self._asked is not None:
+            _, count, _, lag = self._asked
+            given = [self._given[sequence] for sequence, _ in wanted]
+            longest = max(max(len(each.drafts[number][1]) - each.num_given, 1) for each in given)
+            chooser.learn_cost(count, longest, lag, seconds)
 
     def _wanted(self, drafting: Seq[tuple[Sequence, int]], prices: Seq[float] | None) -> dict[int, list[int]]:
         """Return the sources that are to draft although it takes time, with each sequence's number of nodes."""
