@@ -32,9 +32,9 @@ BEGINS, GOES_ON = 1.03, 1.01
 """Rate over plain decoding that drafting must promise to begin, and to go on."""
 HORIZON = 64
 """Tokens that are at least to come when drafting begins, as far as is assumed; else as many as came so far."""
-SHARE_WEIGHT, SHARE_MEMORY = 8.0, 128
-"""Pseudo-tokens, copied ones, of the prior of a sequence's share that copies leave to the drafter, and the tokens over
-which that share is averaged."""
+SHARE_PRIOR, SHARE_WEIGHT, SHARE_MEMORY = 0.25, 8.0, 128
+"""Share of a sequence's tokens that copies leave to the drafter, as is assumed first, the pseudo-tokens that it counts,
+and the tokens over which the share is averaged."""
 FOLLOW_MARGIN = 1.5
 """Factor on the time in which a drafter follows a sequence that drafts must save, as the best of many is overrated."""
 FIRST_WAIT, LAST_WAIT = 8, 512
@@ -127,7 +127,7 @@ class _Use:
     @property
     def share(self) -> float:
         """Return the share of its tokens that copies leave to the drafter."""
-        return self.paying / (self.tokens + SHARE_WEIGHT)
+        return (self.paying + SHARE_PRIOR * SHARE_WEIGHT) / (self.tokens + SHARE_WEIGHT)
 
 
 class DraftChooser:
