@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from forerun import SamplingParams
+from forerun.drafters.models.prefill_policy import PrefillPolicy
 from forerun.drafters import Binding, DraftModel
 from forerun.drafters.models.base import BoundModel
 from forerun.drafters.models.draft_model import SharedVocabulary
@@ -116,6 +117,7 @@ def test_a_draft_model_takes_over_what_it_has_computed_for_the_tenant() -> None:
     model = load_draft_model("bundled-draft", "bfloat16")
     drafter = DraftModel(model)
     drafter.drafting_model.use(shared(model), Binding(model, seed=0))
+    drafter.drafting_model._prefill_policy = PrefillPolicy(is_cheap=True)
     drafter.drafting_model._prefill_policy._overall_share = 1.0  # others draft
     tokens = TOKENS[: 3 * PAGE + 1]
     first = run(drafter, tokens, 0)

@@ -372,6 +372,7 @@ class DraftChooser:
         k, rate = self._best_of_one(sequence, gains, there, prices, draft)
         if rate > BEGINS / (prices[0] + draft[0]):  # if it does not draft now, the copy is better
             self._vain = 0
+        copy = copy[: len(prices) - 1]
         above = [1.0, *copy]
         sure = next((place for place, prob in enumerate(copy) if prob <= above[place] * gains[0]), len(copy))
         if sure:
@@ -463,7 +464,7 @@ class DraftChooser:
         Slopes are taken over a few rows, since kernels pad and costs rise in steps.
         """
         rows = sum(counts)
-        longest = max(counts)
+        longest = max(counts) - self.num_given
         last = len(prices) - 1
         low = min(max(0, rows - 4), last)
         high = min(rows + 4, last)
@@ -494,7 +495,8 @@ class DraftChooser:
             self._due = self._since + min(steps, LAST_WAIT)
             return none
         self._credit -= max(loss, 0.0)
-        self._since, self._wait = 0, min(2 * self._wait, LAST_WAIT)
+        self._since = self._vain = 0
+        self._wait = min(2 * self._wait, LAST_WAIT)
         self._due = self._wait
         self._trial = [sequences[index]]
         self._left = steps - 1

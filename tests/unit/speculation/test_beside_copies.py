@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from forerun import SamplingParams
-from forerun.speculation import AcceptanceStats, CostModel, DraftChooser, DraftOutcome
+from forerun.speculation import AcceptanceStats, AutomaticPolicy, CostModel, DraftChooser, DraftOutcome, StepCost
 from forerun.speculation.choose_k import SLEEPS
 from forerun.types import Draft, Sequence, Verdict
 
@@ -97,3 +97,23 @@ def test_one_long_sequence_does_not_decide_for_those_to_come() -> None:
             stats.observe(number, 1, 1, [])
         stats.stop(number)
     assert stats.expect("next", 1)[0][0] < 0.12
+
+
+def test_a_trial_wakes_a_sleeping_drafter_which_learns_from_it() -> None:
+    policy = AutomaticPolicy(DraftChooser(chooser().costs, acceptance=((0.01,), (0.01,)), can_sleep=True))
+    for rows in range(1, 9):
+        policy.costs.add_target("greedy", 1, 0, rows, 1 + 0.1 * rows)
+    each = sequence()
+    probes = 0
+    for _ in range(200):
+        plan = policy.plan([each])
+        (k,) = plan.num_draft_tokens
+        draft = Draft.chain([3] * k)
+        each.token_ids += [3] * (k + 1)
+        if plan.reason == "probe":
+            probes += 1
+            assert not policy.is_asleep
+        cost = StepCost(k + 1, 0, 100, 0.25 * k, 1 + 0.1 * k, 0.0)
+        outcome = DraftOutcome(each, k, draft, Verdict(list(range(k)), 3))
+        policy.observe(cost, [outcome])
+    assert probes and policy.plan([each]).num_draft_tokens[0] > 0  # all were accepted

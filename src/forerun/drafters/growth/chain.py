@@ -50,6 +50,8 @@ class ChainGrowth(Growth):
     def draft(
         self, sequences: Seq[Sequence], num_draft_tokens: Seq[int], min_acceptance_prob: float = 0.0
     ) -> list[Draft]:
+        given = self._given
+        self._given = {}
         chains = []
         rooms = [
             self._model.max_depth(sequence, self._model.longest_chain(max_nodes))
@@ -63,8 +65,7 @@ class ChainGrowth(Growth):
                 )
             )
         growing = [chain for chain in chains if chain.max_nodes > 0]
-        self._prepare(growing)
-        self._given = {}
+        self._prepare(growing, given)
         self._grow([chain for chain in growing if not chain.ended], min_acceptance_prob)
         for chain in chains:
             counted = min_acceptance_prob > 0 and len(chain.tree) > 0
@@ -98,7 +99,7 @@ class ChainGrowth(Growth):
         """Return a session that computes these chains row by row; None for one forward over all rows."""
         if not growing or any(chain.proposed for chain in growing):
             return None
-        num_ahead = min(chain.max_nodes for chain in growing) if takes_largest else 1
+        num_ahead = min(chain.max_nodes - len(chain.tree) for chain in growing) if takes_largest else 1
         pick = Pick(self._model.columns.num_columns, with_probabilities, num_ahead)
         return self._model.draft_session([chain.state for chain in growing], pick)
 
@@ -120,14 +121,16 @@ class ChainGrowth(Growth):
                 chains.keep(kept)
             growing = [growing[position] for position in kept]
 
-    def _prepare(self, chains: list[GrowingChain]) -> None:
-        """Set what each chain is fed first, its random numbers, and the path that it begins with."""
+    def _prepare(self, chains: list[GrowingChain], paths: Mapping[Sequence, Draft]) -> None:
+        """Set what each chain is fed first, its random numbers, and the path that it begins with. paths: those that are
+        given."""
         self._model.prefill([chain.state for chain in chains], PREFILL_CHUNK)
         drawn = []
         for chain in chains:
             chain.unfed = self._model.unfed(chain.state)
-            if (given := self._given.get(chain.sequence)) is not None:
+            if (given := paths.get(chain.sequence)) is not None:
                 chain.give(given, self._model.vocab_size)
+                chain.unfed = [*chain.unfed, *self._model.columns.readable(chain.tree.ids)]
             if chain.picking is Picking.DRAWN:
                 drawn.append(chain)
         if drawn:

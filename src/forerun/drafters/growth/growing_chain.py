@@ -137,7 +137,6 @@ class GrowingChain:
             self.accept_prob = accept_prob
         if self.picking is Picking.DRAWN:  # of a token that no draw decides, the distribution is certain
             self.probs.extend(one_hot(torch.tensor(token_ids), vocab_size).float())
-        self.unfed = [*self.unfed, *token_ids]
         self.ended = len(self.tree) == self.max_nodes
 
     def extend(self, picked: Seq[int], probabilities: Seq[float] | None, probs: Tensor | None) -> int:
@@ -194,8 +193,8 @@ class GrowingChain:
     def draft(self) -> Draft:
         if not self.probs:
             return Draft.chain(self.tree.ids)
-        unread = torch.zeros_like(self.probs[0])  # the row after the last node, whose children were not drawn
-        return Draft.chain(self.tree.ids, torch.stack([*self.probs, unread]))
+        unread = torch.zeros_like(self.probs[-1])  # the row after the last node, whose children were not drawn
+        return Draft.chain(self.tree.ids, torch.stack([*(row.to(unread) for row in self.probs), unread]))
 
 
 def end_chains(chains: list[GrowingChain], logits: Tensor, bad: frozenset[int]) -> tuple[list[GrowingChain], Tensor]:

@@ -224,10 +224,14 @@ class Hybrid(CompositeDrafter):
         started = perf_counter()
         self._ask(number, wanted, chooser.min_acceptance_prob)
         seconds = perf_counter() - started
+        longest = 1
+        for sequence, _ in wanted:
+            given = self._given[sequence]
+            length = len(given.drafts[number][1])
+            given.num_given = min(given.num_given, length)  # its model may have no room for more
+            longest = max(longest, length - given.num_given)
         if self._learns_costs and self._asked is not None:
             _, count, _, lag = self._asked
-            given = [self._given[sequence] for sequence, _ in wanted]
-            longest = max(max(len(each.drafts[number][1]) - each.num_given, 1) for each in given)
             chooser.learn_cost(count, longest, lag, seconds)
 
     def _wanted(self, drafting: Seq[tuple[Sequence, int]], prices: Seq[float] | None) -> dict[int, list[int]]:
@@ -242,13 +246,16 @@ class Hybrid(CompositeDrafter):
         found = [self._best_found(sequence)[1] for sequence in sequences]
         if prices is None:
             return self._worth_more(drafting, found)
+        if len(self._choosers) == len(self._parts):  # nothing copies
+            found = []
+        num_chained = self._num_chained(drafting)
         best: tuple[float, int, list[int]] | None = None
         for number, chooser in self._choosers.items():
             steps = self._refused.get(number, 0)
             if steps and self._refusing == sequences:
                 self._refused[number] = steps - 1
                 continue
-            counts = chooser.choose(sequences, prices, found, self._num_chained(sequences))
+            counts = chooser.choose(sequences, prices, found, num_chained)
             if not any(counts):
                 self._refused[number] = PLAN_STEPS - 1
             rate = 0.0 if chooser.is_trying else chooser.rate
@@ -263,12 +270,14 @@ class Hybrid(CompositeDrafter):
         self._begin(number, sequences[0])
         return {number: counts}
 
-    def _num_chained(self, sequences: Seq[Sequence]) -> int:
-        """Return how many of the first nodes of the only sequence's copy are a chain; 0 for several sequences."""
-        number = self._best_found(sequences[0])[0]
-        if len(sequences) > 1 or number is None:
+    def _num_chained(self, drafting: Seq[tuple[Sequence, int]]) -> int:
+        """Return how many of the first nodes of the only sequence's copy are a chain below which a draft may go on; 0
+        for several sequences, and where drafts are merged."""
+        sequence, most = drafting[0]
+        number = self._best_found(sequence)[0]
+        if len(drafting) > 1 or number is None or self._mode == "merge":
             return 0
-        parents = self._given[sequences[0]].drafts[number][1].parents
+        parents = self._given[sequence].drafts[number][1].parents[: most - 1]
         return next((node for node, parent in enumerate(parents) if parent != node - 1), len(parents))
 
     def _begin(self, number: int, sequence: Sequence) -> None:
@@ -301,7 +310,7 @@ class Hybrid(CompositeDrafter):
 
     def _count_asked(self, number: int, sequences: Seq[Sequence], counts: Seq[int]) -> None:
         lags = [self._choosers[number].lag(sequence) for sequence, k in zip(sequences, counts, strict=True) if k]
-        self._asked = number, len(lags), max(counts), sum(lags)
+        self._asked = number, len(lags), max(counts) - self._choosers[number].num_given, sum(lags)
 
     def _best_found(self, sequence: Sequence) -> tuple[int | None, Seq[float]]:
         """Return the source whose copies of this step are worth most, and their probabilities."""
@@ -314,6 +323,8 @@ class Hybrid(CompositeDrafter):
         """Settle the draft of a sequence for which a source took its time: that is no search, and all of it is kept
         unless the source gave nothing, so that the draft is a copy."""
         draft = given.draft
+        if given.merged is not None:
+            return
         if given.owner is not None and given.owner not in self._choosers:
             draft = draft.first(best_cut([draft.accept_probs], prices)[0][0])
         given.draft = replace(draft, is_settled=True)
