@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from forerun import SamplingParams
-from forerun.drafters.models.prefill_policy import PrefillPolicy
 from forerun.drafters import Binding, DraftModel
 from forerun.drafters.models.base import BoundModel
 from forerun.drafters.models.draft_model import SharedVocabulary
+from forerun.drafters.models.prefill_policy import PrefillPolicy
 from forerun.kernels.cpu import native
 from forerun.kernels.cpu.page_layout import PAGE
 from forerun.models import Model, Rows, load_draft_model, load_model

@@ -11,7 +11,7 @@ import torch
 
 from doubles import MarkovModel
 from forerun import SamplingParams
-from forerun.drafters import Binding, DraftModel, Drafter, Hybrid, Traits
+from forerun.drafters import Binding, Drafter, DraftModel, Hybrid, Traits
 from forerun.drafters.validation import checked_drafts
 from forerun.speculation import CostModel
 from forerun.types import Draft, Sequence, Step, Verdict
