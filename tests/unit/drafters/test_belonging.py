@@ -167,6 +167,19 @@ def test_auto_leaves_out_what_cannot_be_loaded(
         LLM(tmp_path / "target", str(tmp_path / "draft"), dtype="float32")
 
 
+def test_auto_loads_no_draft_model_for_a_target_without_its_tokenizer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(module, "SHIPPED_HEADS", tmp_path / "nothing")
+    for name, source in (("target", "bundled"), ("draft", "bundled-draft")):
+        shutil.copytree(BUNDLED_MODELS[source], tmp_path / name)
+    target = load_model(tmp_path / "target")
+    assert automatic_drafter(target.name) == hybrid_of("suffix", str(tmp_path / "draft"))
+    monkeypatch.setattr("forerun.drafters.models.draft_model.load_draft_model", None)
+    assert LLM(target).drafter_name == "suffix"
+    assert "was loaded without its tokenizer" in caplog.text
+
+
 def test_what_was_found_is_kept_until_a_file_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORERUN_COST_CACHE", "1")
     monkeypatch.setenv("FORERUN_HOME", str(tmp_path / "home"))
