@@ -140,11 +140,9 @@ def chosen_drafter(drafter: Drafters, target: LanguageModel | str | Path) -> str
         DrafterError, ConfigError: as `build_drafters`, of a list.
     """
     if isinstance(drafter, Seq) and not isinstance(drafter, str):
-        found = found_for(drafter, target)
-        has_hybrid = AUTO in drafter and any(_is_called(each, "hybrid") for each in drafter)
-        replaced = with_auto(drafter, found or DEFAULT_DRAFTER) if found or has_hybrid else drafter
-        assert isinstance(replaced, Seq)
-        return build_drafters([chosen_drafter(each, target) for each in replaced])
+        if AUTO in drafter and automatic_drafter(_name(target)).startswith("hybrid:"):
+            drafter = with_auto(drafter, found_for(drafter, target) or DEFAULT_DRAFTER)
+        return build_drafters([chosen_drafter(each, target) for each in _several(drafter)])
     if drafter == NO_DRAFTER:
         return None
     if drafter == AUTO:

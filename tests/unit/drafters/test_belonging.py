@@ -13,7 +13,7 @@ from forerun import LLM, Hybrid
 from forerun.config import BUNDLED_MODELS, MEMORY_LOG, SHIPPED_HEADS, EngineConfig
 from forerun.drafters import belonging as module
 from forerun.drafters.belonging import belonging
-from forerun.drafters.build import automatic_drafter, with_auto
+from forerun.drafters.build import automatic_drafter, chosen_drafter, with_auto
 from forerun.drafters.hybrid.by_request import ByRequest
 from forerun.drafters.parse_text import hybrid_of
 from forerun.engine import memory_division
@@ -245,6 +245,8 @@ def test_requests_may_name_suffix_beside_auto(tmp_path: Path) -> None:
     assert names("auto", "suffix:min_match=3") == ["hybrid", "suffix"]
     assert names("auto", "hybrid:sources=suffix+prompt-lookup") == ["suffix", "hybrid"]
     assert with_auto(["auto", "prediction", "suffix:min_match=3"], "suffix") == ["suffix:min_match=3", "prediction"]
+    bundled = chosen_drafter(["auto", "suffix", "hybrid:sources=suffix+recycling"], "bundled")
+    assert isinstance(bundled, ByRequest) and list(bundled.offers) == ["draft-model", "suffix", "hybrid"]
     (tmp_path / "draft" / "config.json").unlink()
     with pytest.raises(DrafterError, match="Two drafters are called 'suffix'"):
         names("auto", "suffix")
