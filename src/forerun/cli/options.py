@@ -21,6 +21,7 @@ from forerun.config import (
     DEFAULT_DTYPE,
     DTYPES,
     KV_CACHE_DTYPES,
+    NO_DRAFTER,
     QUANTISATIONS,
     UNQUANTIZED,
     EngineConfig,
@@ -140,7 +141,7 @@ DraftModelName = Annotated[
     str | None,
     typer.Option(
         help="Folder, GGUF file or id of a draft model: beside suffix matches, --drafter hybrid:sources=suffix+MODEL; "
-        "alone with --drafter draft-model.",
+        "alone with --drafter draft-model; of several drafters, for the first that takes one.",
         metavar="MODEL",
         show_default="what auto finds",
     ),
@@ -237,8 +238,13 @@ def chosen_model(model: str | None, flag: str = "--model") -> str:
 
 def named_drafter(drafter: str | None, draft_model: str | None, draft_vocab: int | None = None) -> str | None:
     """Return the drafter of --drafter, --draft-model and --draft-vocab; None without any. Raises ConfigError if they
-    contradict each other."""
+    contradict each other, or --draft-model is no model."""
     if draft_model is not None:
+        if draft_model.strip() in ("", NO_DRAFTER):
+            raise ConfigError(
+                f"--draft-model is {draft_model!r}, which is no model. Give the folder, .gguf file or id of one, or "
+                f"leave it out: --drafter {DEFAULT_DRAFTER} drafts without one, --drafter {NO_DRAFTER} decodes plainly."
+            )
         return with_draft_model(drafter or AUTO, draft_model, draft_vocab)
     if draft_vocab is not None:
         raise ConfigError(

@@ -13,8 +13,9 @@ from forerun.cli.flags import Flags, with_flags
 from forerun.cli.generate import open_llm
 from forerun.cli.options import LLMOptions, chosen_model
 from forerun.cli.output import log_memory_plan, note, note_untried
-from forerun.config import AUTO, NO_DRAFTER, EngineConfig
+from forerun.config import AUTO, DEFAULT_DRAFTER, NO_DRAFTER, EngineConfig
 from forerun.drafters.parse_text import drafter_of_vllm
+from forerun.drafters.registry import takes_draft_model
 from forerun.errors import ConfigError
 from forerun.integrations.ray.plan import RayOptions, ServePlan
 from forerun.server.options import ServerOptions
@@ -34,6 +35,7 @@ def served_drafters(
 
     Raises:
         ConfigError: two flags contradict each other, or one of them is invalid.
+        DrafterError: no drafter takes the draft model.
     """
     if speculative_config is not None:
         flags = {"--drafter": drafters, "--draft-model": draft_model, "--draft-vocab": draft_vocab}
@@ -42,8 +44,13 @@ def served_drafters(
         remedy = 'Give an object such as {"method": "ngram"}.'
         drafters = [drafter_of_vllm(Fields.parse(speculative_config, _CONFIG_FLAG, ConfigError, remedy=remedy))]
     else:
-        first, *others = drafters or [AUTO]
-        drafters = [options.named_drafter(first, draft_model, draft_vocab) or first, *others]
+        drafters = [*drafters] or [AUTO]
+        # Suffix matches become a hybrid with it only if no other takes it: requests may name them.
+        takers = [number for number, text in enumerate(drafters) if draft_model is not None and takes_draft_model(text)]
+        order = {AUTO: 1, DEFAULT_DRAFTER: 2}
+        taker = min(takers or [0], key=lambda number: order.get(drafters[number].partition(":")[0], 0))
+        named = options.named_drafter(drafters[taker], draft_model, draft_vocab)
+        drafters = [named or text if number == taker else text for number, text in enumerate(drafters)]
     if NO_DRAFTER in drafters:
         if len(drafters) > 1:
             raise ConfigError(f"--drafter is {NO_DRAFTER!r}, and others too. Give it alone, or leave it out.")

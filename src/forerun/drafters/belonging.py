@@ -90,7 +90,9 @@ def belonging(name: str | Path) -> list[Belonging]:
         return []
     candidates = list(_candidates(path, is_alone=str(name) in BUNDLED_MODELS))
     key = key_here((str(name), *_files(path), *(each for _, folder in candidates for each in _files(folder))))
-    ranked = _known.get(key) or FILE.read().get(key)
+    ranked = _known.get(key)
+    if ranked is None:
+        ranked = FILE.read().get(key)
     if ranked is None:
         ranked = _ranked(path, candidates)
         FILE.put(key, ranked)
@@ -182,8 +184,11 @@ def _snapshots(pattern: str = "*") -> Iterator[Path]:
     from huggingface_hub import constants
 
     for ref in sorted(Path(constants.HF_HUB_CACHE).glob(f"models--{pattern}/refs/main")):
-        snapshot = ref.parents[1] / "snapshots" / ref.read_text().strip()
-        if snapshot.is_dir():
+        snapshot = None
+        with suppress(OSError, UnicodeDecodeError):  # of a damaged entry, which is nobody's
+            snapshot = ref.parents[1] / "snapshots" / ref.read_text().strip()
+            snapshot = snapshot if snapshot.is_dir() else None
+        if snapshot is not None:
             yield snapshot
 
 
@@ -192,13 +197,23 @@ def _candidates(path: Path, *, is_alone: bool) -> Iterator[tuple[str, Path]]:
     for folder in sorted(SHIPPED_HEADS.glob("*/*")):
         yield SHIPPED, folder
     if not is_alone:
-        beside = list(path.absolute().parent.iterdir())
-        for each in sorted([*(folder for folder in beside if (folder / CONFIG).is_file()), *gguf_models(beside)]):
+        for each in _models_in(path.absolute().parent, are_folders=True):
             yield "beside the target", each
     for folder in _snapshots():
         owner_and_name = folder.parents[1].name.removeprefix("models--").replace("--", "/")
-        for each in (folder, *gguf_models(folder.iterdir())):
+        for each in (folder, *_models_in(folder)):
             yield f"{owner_and_name} in the Hub's cache", each
+
+
+def _models_in(folder: Path, *, are_folders: bool = False) -> list[Path]:
+    """Return the GGUF models in a folder, with the folders of models too where these are wanted; what cannot be read is
+    none."""
+    found: list[Path] = []
+    with suppress(OSError):
+        for each in folder.iterdir():
+            with suppress(OSError):
+                found += [each] if are_folders and (each / CONFIG).is_file() else gguf_models([each])
+    return sorted(set(found))  # each part of a model names its first
 
 
 def _fitting(path: Path, place: str, target: _Target) -> tuple[Belonging, int] | None:

@@ -140,7 +140,9 @@ def chosen_drafter(drafter: Drafters, target: LanguageModel | str | Path) -> str
         DrafterError, ConfigError: as `build_drafters`, of a list.
     """
     if isinstance(drafter, Seq) and not isinstance(drafter, str):
-        return build_drafters([chosen_drafter(each, target) for each in drafter])
+        if AUTO in drafter and automatic_drafter(_name(target)).startswith("hybrid:"):
+            drafter = with_auto(drafter, found_for(drafter, target) or DEFAULT_DRAFTER)
+        return build_drafters([chosen_drafter(each, target) for each in _several(drafter)])
     if drafter == NO_DRAFTER:
         return None
     if drafter == AUTO:
@@ -177,18 +179,39 @@ def _best(target: str) -> list[str]:
     return []
 
 
+def _several(drafter: Drafters) -> list[str | Path | Drafter | None]:
+    return [*drafter] if isinstance(drafter, Seq) and not isinstance(drafter, str) else [drafter]
+
+
 def found_for(drafter: Drafters, target: LanguageModel | str | Path) -> str | None:
-    """Return the hybrid that AUTO stands for; None if AUTO is not among the drafters, or stands for something else."""
-    several = [*drafter] if isinstance(drafter, Seq) and not isinstance(drafter, str) else [drafter]
-    text = automatic_drafter(_name(target)) if AUTO in several else ""
+    """Return the hybrid that AUTO stands for; None if AUTO is not among the drafters, stands for something else, or
+    another of them is a hybrid: requests choose by name."""
+    several = _several(drafter)
+    if AUTO not in several or any(_is_called(each, "hybrid") for each in several):
+        return None
+    text = automatic_drafter(_name(target))
     return text if text.startswith("hybrid:") else None
 
 
 def with_auto(drafter: Drafters, auto: str) -> Drafters:
-    """Return the drafter, or several, with this text in place of AUTO."""
-    if isinstance(drafter, Seq) and not isinstance(drafter, str):
-        return [auto if each == AUTO else each for each in drafter]
-    return auto if drafter == AUTO else drafter
+    """Return the drafter, or several, with this text in place of AUTO. Several have suffix matches once, alone too,
+    since requests may name what AUTO was before something was found: those that are given, else the default ones."""
+    if not isinstance(drafter, Seq) or isinstance(drafter, str):
+        return auto if drafter == AUTO else drafter
+    if AUTO not in drafter:
+        return drafter
+    suffix = next((each for each in drafter if _is_called(each, DEFAULT_DRAFTER)), DEFAULT_DRAFTER)
+    if auto != DEFAULT_DRAFTER:
+        return [*(auto if each == AUTO else each for each in drafter), *([] if suffix in drafter else [suffix])]
+    others = [each for each in drafter if each is not suffix]
+    return [suffix if each == AUTO else each for each in others]
+
+
+def _is_called(drafter: str | Path | Drafter | None, name: str) -> bool:
+    """Return whether requests choose the drafter by this name of the table."""
+    if isinstance(drafter, str):
+        return drafter.partition(":")[0] == name
+    return type(drafter).__name__ == DRAFTERS[name].class_name
 
 
 def check_drafter_text(drafter: Drafters, target: LanguageModel | str | Path) -> None:
@@ -203,3 +226,6 @@ def check_drafter_text(drafter: Drafters, target: LanguageModel | str | Path) ->
     chosen = chosen_drafter(with_auto(drafter, DEFAULT_DRAFTER), target)
     if chosen is not None:
         build_drafter(chosen)
+    several = _several(drafter)
+    if AUTO in several and any(_is_called(each, DEFAULT_DRAFTER) for each in several):
+        chosen_drafter(drafter, target)  # where AUTO is suffix matches, these are there twice

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -172,6 +173,19 @@ DRAFTERS: Mapping[str, DrafterRow] = {
 }
 
 
+def takes_draft_model(drafter: str) -> bool:
+    """Return whether `with_draft_model` gives it a draft model. Raises DrafterError: its text is malformed."""
+    if drafter.partition(":")[0] not in ("hybrid", *_takers()):
+        return drafter.partition(":")[0] in (AUTO, DEFAULT_DRAFTER)
+    name, options = split_spec(drafter)
+    return ("sources" if name == "hybrid" else "model") not in options
+
+
+def _takers() -> list[str]:
+    """Return the drafters that run a draft model which they are given."""
+    return [each for each, row in DRAFTERS.items() if (row.kind, row.needed_option) == ("model", "model")]
+
+
 def with_draft_model(drafter: str, model: str, draft_vocab: int | None = None) -> str:
     """Return the text of a drafter that is given a draft model: AUTO and suffix matches become hybrids with it, and
     drafters that take one take it.
@@ -180,7 +194,7 @@ def with_draft_model(drafter: str, model: str, draft_vocab: int | None = None) -
         draft_vocab: tokens that the draft model can propose; None: its default.
 
     Raises:
-        DrafterError: it takes none, or has one; the model is the name of a drafter.
+        DrafterError: it takes none, or has one, or takes no such number; the model is the name of a drafter.
     """
     if model.partition(":")[0] in DRAFTERS:
         raise DrafterError(f"The draft model is {model!r}, which is a drafter. Give it as --drafter, or give a model.")
@@ -192,12 +206,13 @@ def with_draft_model(drafter: str, model: str, draft_vocab: int | None = None) -
         return hybrid_of(text_of(DEFAULT_DRAFTER, options), source, **of_engine)
     if name == "hybrid" and "sources" not in options:
         return hybrid_of(DEFAULT_DRAFTER, source, **options)
-    takers = [each for each, row in DRAFTERS.items() if (row.kind, row.needed_option) == ("model", "model")]
-    if name in takers and "model" not in options:
+    if takes_draft_model(drafter):
+        if draft_vocab is not None and "draft_vocab" not in signature(DRAFTERS[name].make).parameters:
+            raise DrafterError(f"--draft-vocab is {draft_vocab}, but {name} has no such option. Leave it out.")
         return text_of(name, {**own, **options})
     raise DrafterError(
         f"drafter is {drafter!r}, which takes no other draft model, but {model!r} is given too. Give one of them, or "
-        f"with the draft model {', '.join([DEFAULT_DRAFTER, *takers])}."
+        f"with the draft model {', '.join([DEFAULT_DRAFTER, *_takers()])}."
     )
 
 

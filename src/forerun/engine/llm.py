@@ -32,7 +32,8 @@ from forerun.config import (
 )
 from forerun.drafters import Binding, Drafter, check_drafter_text, chosen_drafter, make_drafter
 from forerun.drafters.build import Drafters, found_for, with_auto
-from forerun.drafters.parse_text import drafter_of_vllm
+from forerun.drafters.parse_text import drafter_of_vllm, source_texts, split_spec
+from forerun.drafters.registry import DRAFTERS
 from forerun.engine.chat_template import (
     Message,
     Prompt,
@@ -51,7 +52,14 @@ from forerun.engine.results import Generation, StepOutput, StreamChunk
 from forerun.engine.sequence import Request
 from forerun.engine.step_times import calibrate, check_costs
 from forerun.engine.thread_safe import SharedEngine
-from forerun.errors import BatchError, ConfigError, DrafterError, ModelLoadError
+from forerun.errors import (
+    BatchError,
+    ConfigError,
+    DeviceMemoryError,
+    DrafterError,
+    ModelLoadError,
+    NotEnoughMemoryError,
+)
 from forerun.models import LanguageModel, find_tokenizer, load_model, number_format
 from forerun.models.loading.load import source_tokenizer
 from forerun.models.loading.source import find_source
@@ -175,8 +183,9 @@ def _make_drafter(
     """Return the drafter as chosen, made and bound, and its K; where what AUTO has found cannot be loaded or does not
     fit, AUTO is suffix matches alone. given: what `chosen` was made of."""
     try:
+        _check_tokenizer(given, binding)
         return chosen, *make_drafter(chosen, binding)
-    except (DrafterError, ModelLoadError) as error:
+    except (DrafterError, ModelLoadError, NotEnoughMemoryError, DeviceMemoryError) as error:
         found = found_for(given, binding.target)
         if found is None:
             raise
@@ -184,6 +193,16 @@ def _make_drafter(
     without = chosen_drafter(with_auto(given, DEFAULT_DRAFTER), binding.target)
     assert without is not None
     return without, *make_drafter(without, binding)
+
+
+def _check_tokenizer(given: Drafters, binding: Binding) -> None:
+    """Raise DrafterError, before it is loaded, for a draft model that AUTO has found by the tokenizer beside a target
+    which was loaded without."""
+    if binding.tokenizer is not None or (found := found_for(given, binding.target)) is None:
+        return
+    source = source_texts(split_spec(found)[1]["sources"])[-1]
+    if source.partition(":")[0] not in DRAFTERS and find_source(binding.target.name).has_tokenizer():
+        raise DrafterError("the target was loaded without its tokenizer. Give LLM its name, or the tokenizer.")
 
 
 _DRAFTER_SEED = 0x6A09E667F3BCC908

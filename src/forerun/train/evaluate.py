@@ -236,16 +236,17 @@ def acceptance_of(agreement: Sequence[Tensor], temperature: float, num_draft_tok
             accepted += torch.tensor(survived, dtype=torch.float64)
     if not steps:
         return []
-    everything = torch.cat([*agreement], -1)
+    rows = [row.view(-1, row.shape[-1]) for row in agreement]
+    drafted = torch.cat([each[k:] for row in rows for k, each in enumerate(row)])  # what lies before is padding
     counts = accepted.tolist()
     found = HeldOutAcceptance(
         temperature=temperature,
         num_draft_tokens=num_draft_tokens,
-        per_token=float(everything.mean()),
+        per_token=float(drafted.mean()),
         rate=sum(counts) / (steps * num_draft_tokens),
         per_position=[a / max(r, 1e-9) for a, r in zip(counts, [steps, *counts], strict=False)],
         mean_acceptance_length=1 + sum(counts) / steps,
-        tokens=everything.shape[-1],
+        tokens=sum(row.shape[-1] for row in rows),
     )
     return [found]
 

@@ -142,6 +142,12 @@ def test_generate_on_a_file_of_prompts(invoke: Invoke, tmp_path: Path) -> None:
     assert {row.method for row in found.rows} == {"forerun, plain", "forerun, prompt-lookup, auto"}
     assert all(row.num_tokens == 8 and row.same_text for row in found.rows)
     assert str(tmp_path) not in (tmp_path / "r.json").read_text()
+    assert found.settings["stop_at_eos"] == []
+    changed = json.loads((tmp_path / "r.json").read_text())
+    changed["settings"]["stop_at_eos"] = ["mine.jsonl"]
+    (tmp_path / "new.json").write_text(json.dumps(changed))
+    compared = invoke("bench", "compare", str(tmp_path / "r.json"), str(tmp_path / "new.json"))
+    assert "stop_at_eos was none and is ['mine.jsonl']" in compared.stderr
     (tmp_path / "r.json").write_text("{}")
     again = invoke("bench", "generate", "--json", str(tmp_path / "r.json"), *arguments[:2], *QUICK)
     assert again.exit_code == 2 and "holds no results that could be replaced" in again.stderr

@@ -15,7 +15,7 @@ from config_keys import keys_in_file
 from forerun.cli import serve as command
 from forerun.cli.main import app
 from forerun.cli.serve import served_drafters
-from forerun.errors import ConfigError
+from forerun.errors import ConfigError, DrafterError
 from forerun.server import run as server_run
 
 RUNNER = CliRunner()
@@ -36,6 +36,14 @@ RUNNER = CliRunner()
         (
             {"drafters": ["draft-model", "suffix"], "draft_model": "owner/draft"},
             ["draft-model:model=owner/draft", "suffix", "prediction"],
+        ),
+        (
+            {"drafters": ["suffix", "recycling", "draft-model"], "draft_model": "owner/draft"},
+            ["suffix", "recycling", "draft-model:model=owner/draft", "prediction"],
+        ),
+        (
+            {"drafters": ["recycling", "suffix", "auto"], "draft_model": "d"},
+            ["recycling", "suffix", "hybrid:sources=suffix+d", "prediction"],
         ),
         (
             {"speculative_config": '{"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 3}'},
@@ -61,6 +69,10 @@ def test_drafters(given: dict[str, Any], expected: list[str] | str) -> None:
         ({"draft_model": "x", "speculative_config": "{}"}, "--draft-model and --speculative-config"),
         ({"drafters": ["none", "suffix"]}, "'none', and others"),
         ({"draft_vocab": 5000}, "--draft-vocab is 5000, but there is no --draft-model"),
+        ({"drafters": ["recycling", "module:Class"], "draft_model": "d"}, "takes no other draft model, but 'd'"),
+        ({"draft_model": ""}, "--draft-model is ''"),
+        ({"draft_model": "none"}, "--draft-model is 'none'.*leave it out"),
+        ({"drafters": ["cross-vocab"], "draft_model": "d", "draft_vocab": 0}, "--draft-vocab is 0, but cross-vocab"),
         ({"speculative_config": "{"}, "not JSON"),
         ({"speculative_config": "{}"}, "one of ngram"),
         ({"speculative_config": '{"method": "custom_class", "model": "os.System"}'}, "one of"),
@@ -73,7 +85,7 @@ def test_drafters(given: dict[str, Any], expected: list[str] | str) -> None:
 )
 def test_what_is_refused(given: dict[str, Any], said: str) -> None:
     arguments: dict[str, Any] = {"drafters": [], "draft_model": None, "speculative_config": None}
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises((ConfigError, DrafterError), match=said):
         served_drafters(**(arguments | given))
 
 

@@ -13,12 +13,13 @@ from forerun import LLM, Hybrid
 from forerun.config import BUNDLED_MODELS, MEMORY_LOG, SHIPPED_HEADS, EngineConfig
 from forerun.drafters import belonging as module
 from forerun.drafters.belonging import belonging
-from forerun.drafters.build import automatic_drafter
+from forerun.drafters.build import automatic_drafter, chosen_drafter, with_auto
 from forerun.drafters.hybrid.by_request import ByRequest
 from forerun.drafters.parse_text import hybrid_of
 from forerun.engine import memory_division
 from forerun.engine.memory_division import MemoryPlan
-from forerun.errors import ModelLoadError
+from forerun.errors import DrafterError, ForerunError, ModelLoadError, NotEnoughMemoryError
+from forerun.models import load_model
 from forerun.utils.machine import GIB
 from gguf_files import write_gguf
 
@@ -147,20 +148,36 @@ def test_auto_leaves_out_what_does_not_fit(
     assert warning.startswith(f"auto leaves out {hybrid_of('suffix', str(tmp_path / 'draft'))}") and said in warning
 
 
+@pytest.mark.parametrize(
+    "error", [ModelLoadError("it is damaged"), NotEnoughMemoryError("it is damaged", 2, 1)], ids=str
+)
 def test_auto_leaves_out_what_cannot_be_loaded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    error: ForerunError, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     model(64).save_pretrained(tmp_path / "target")
     model(8).save_pretrained(tmp_path / "draft")
 
     def fails(*_: object, **__: object) -> None:
-        raise ModelLoadError("it is damaged")
+        raise error
 
     monkeypatch.setattr("forerun.drafters.models.draft_model.load_draft_model", fails)
     assert LLM(tmp_path / "target", dtype="float32").drafter_name == "suffix"
     assert "auto leaves out" in caplog.text and "it is damaged" in caplog.text
-    with pytest.raises(ModelLoadError, match="it is damaged"):
+    with pytest.raises(type(error), match="it is damaged"):
         LLM(tmp_path / "target", str(tmp_path / "draft"), dtype="float32")
+
+
+def test_auto_loads_no_draft_model_for_a_target_without_its_tokenizer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(module, "SHIPPED_HEADS", tmp_path / "nothing")
+    for name, source in (("target", "bundled"), ("draft", "bundled-draft")):
+        shutil.copytree(BUNDLED_MODELS[source], tmp_path / name)
+    target = load_model(tmp_path / "target")
+    assert automatic_drafter(target.name) == hybrid_of("suffix", str(tmp_path / "draft"))
+    monkeypatch.setattr("forerun.drafters.models.draft_model.load_draft_model", None)
+    assert LLM(target).drafter_name == "suffix"
+    assert "was loaded without its tokenizer" in caplog.text
 
 
 def test_what_was_found_is_kept_until_a_file_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,3 +204,49 @@ def test_a_file_larger_than_its_target_is_not_read(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(module._Target, "__init__", lambda self, path: (read.append(path), own(self, path))[0])
     assert belonging(tmp_path / "target.gguf") == []
     assert read == [tmp_path / "target.gguf"]
+
+
+def test_what_cannot_be_read_hides_nothing_else(tmp_path: Path, hub: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model(64).save_pretrained(tmp_path / "target")
+    model(8).save_pretrained(tmp_path / "draft")
+    (tmp_path / "locked").mkdir()
+    snapshot = cached(hub, "owner/tiny", 12)
+    cached(hub, "owner/damaged", 12)
+    (hub / "models--owner--damaged" / "refs" / "main").write_bytes(b"\xff\xfe")
+    is_file = Path.is_file
+
+    def refuses(path: Path) -> bool:
+        if path.parent.name == "locked":
+            raise PermissionError(path)
+        return is_file(path)
+
+    monkeypatch.setattr(Path, "is_file", refuses)
+    assert [each.text for each in belonging(tmp_path / "target")] == [str(tmp_path / "draft"), str(snapshot)]
+
+
+def test_nothing_found_is_kept_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model(64).save_pretrained(tmp_path / "target")
+    assert belonging(tmp_path / "target") == []
+    monkeypatch.setattr(module, "_Target", None)
+    assert belonging(tmp_path / "target") == []
+
+
+def test_requests_may_name_suffix_beside_auto(tmp_path: Path) -> None:
+    model(64).save_pretrained(tmp_path / "target")
+    model(8).save_pretrained(tmp_path / "draft")
+    target = load_model(tmp_path / "target", "float32")
+
+    def names(*drafters: str) -> list[str]:
+        drafter = LLM(target, drafters).drafter
+        assert drafter is not None
+        return list(drafter.offers)
+
+    assert names("auto", "prediction") == ["hybrid", "prediction", "suffix"]
+    assert names("auto", "suffix:min_match=3") == ["hybrid", "suffix"]
+    assert names("auto", "hybrid:sources=suffix+prompt-lookup") == ["suffix", "hybrid"]
+    assert with_auto(["auto", "prediction", "suffix:min_match=3"], "suffix") == ["suffix:min_match=3", "prediction"]
+    bundled = chosen_drafter(["auto", "suffix", "hybrid:sources=suffix+recycling"], "bundled")
+    assert isinstance(bundled, ByRequest) and list(bundled.offers) == ["draft-model", "suffix", "hybrid"]
+    (tmp_path / "draft" / "config.json").unlink()
+    with pytest.raises(DrafterError, match="Two drafters are called 'suffix'"):
+        names("auto", "suffix")

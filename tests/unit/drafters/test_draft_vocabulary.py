@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 from doubles import MarkovModel
 from families import VOCAB, make_family
 from forerun import LLM, ConfigError, DraftModel, SamplingParams
+from forerun.config import MEMORY_LOG
 from forerun.drafters import Binding, DraftTree, EarlyExit
 from forerun.drafters.models import draft_vocabulary
 from forerun.drafters.models.draft_model import SharedVocabulary
@@ -131,13 +133,20 @@ def test_a_model_of_other_kernels_computes_all(tmp_path: Path, monkeypatch: pyte
     ("size", "default", "expected"), [(0, 2, VOCAB), (VOCAB, 2, VOCAB), (None, VOCAB, VOCAB), (None, 16, 16)]
 )
 def test_all_tokens_are_proposed_by_request_or_of_small_vocabularies(
-    size: int | None, default: int, expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    size: int | None,
+    default: int,
+    expected: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
+    caplog.set_level(logging.INFO, MEMORY_LOG)  # which commands show
     monkeypatch.setattr(draft_vocabulary, "MIN_DRAFT_VOCAB", 2)
     monkeypatch.setattr(draft_vocabulary, "DRAFT_VOCAB", default)
     target = load_model(make_family("qwen2", tmp_path))
     drafter = DraftModel(target, draft_vocab=size)
     llm = LLM(target, drafter, num_draft_tokens=3)
+    assert ("proposes 16 of its" in caplog.text) == (expected == 16)
     text = llm.generate([PROMPT], SamplingParams(max_tokens=8, temperature=0))[0]
     assert (
         text.token_ids == LLM(target, None).generate([PROMPT], SamplingParams(max_tokens=8, temperature=0))[0].token_ids

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 
 from forerun.train.corpus import SourceFile
 from forerun.train.evaluate import (
+    acceptance_of,
     accepted_chains,
     expected_chains,
     held_out_acceptance,
@@ -83,3 +84,9 @@ def test_continuations_are_greedy_and_their_distribution_the_targets_own() -> No
     assert probs.ids.shape == probs.probabilities.shape == (2, 10, 8)
     gathered = whole.gather(-1, torch.from_numpy(probs.ids.astype("int64")))
     assert torch.allclose(gathered, torch.from_numpy(probs.probabilities).float(), atol=1e-3)
+
+
+def test_padding_of_parallel_chains_is_no_token() -> None:
+    perfect = torch.ones(4, 10).triu()  # row k begins with k columns of padding
+    (found,) = acceptance_of([perfect, perfect[:, :7]], 0.0, 4)
+    assert found.per_token == found.rate == 1.0 and found.tokens == 17

@@ -59,6 +59,10 @@ def compare(
     for name, each in (("old", before), ("new", after)):
         for text in weaknesses(each):
             say(f"{name}: {text}")
+    for name in sorted({*before.settings, *after.settings}):
+        was, now = (each.settings.get(name) or "none" for each in (before, after))
+        if was != now:
+            say(f"the two were measured with other settings: {name} was {was} and is {now}")
     if before.environment.machine != after.environment.machine:
         say("the two are of different machines: their times are shown, and not judged")
     counts = {name: sum(row.verdict == name for row in rows) for name in dict.fromkeys(row.verdict for row in rows)}

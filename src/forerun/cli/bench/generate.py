@@ -89,7 +89,7 @@ def bench_generate(
         measured.tables,
         target,
         drafter_facts(chosen, counts),
-        {"max_tokens": compared.max_tokens, "rounds": settings.rounds},
+        {"max_tokens": compared.max_tokens, "rounds": settings.rounds, "stop_at_eos": measured.stops},
         measured.prompts,
         measured.rows,
         measured.figures,
@@ -106,6 +106,7 @@ class Speeds:
 
     Attributes:
         tables, prompts, rows, figures: see `Report`.
+        stops: workloads whose answers end where the model ends them.
     """
 
     def __init__(self, about: str, drafters: Mapping[str, str]) -> None:
@@ -113,6 +114,7 @@ class Speeds:
         self._drafters = drafters
         self._firsts: dict[str, int] = {}
         self.tables: list[Table] = []
+        self.stops: list[str] = []
         self.prompts: list[PromptFacts] = []
         self.rows: list[RunRow] = []
         self.figures: list[Figure] = []
@@ -138,6 +140,7 @@ class Speeds:
         if workload not in self._firsts:
             self._firsts[workload] = len(self.prompts)
             self.prompts += prompt_facts(workload, requests)
+            self.stops += [] if params.ignore_eos else [workload]
         runs = bench.run_methods(methods, requests, params, rounds, say)
         found = bench.reduce_by_category(runs, requests, rounds)
         self.rows += run_rows(runs, self._drafters, PLAIN, temperature, rounds, self._firsts[workload])

@@ -16,10 +16,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from forerun.config import MEMORY_LOG
 from forerun.errors import ConfigError
 from forerun.models import LanguageModel
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger(MEMORY_LOG)
 
 DRAFT_VOCAB = 49_152
 """For vocabularies of more than twice as many."""
