@@ -107,7 +107,8 @@ def test_a_window_in_the_last_layer_is_tried_too(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(native_for(torch.device("cpu")) is None, reason="without native kernels, more is imported")
 def test_generate_imports_no_modelling_code_and_opens_the_file_once(tmp_path: Path) -> None:
-    write_gguf(tmp_path / "it.gguf", MODELS["llama"](), "Q8_0")
+    (tmp_path / "alone").mkdir()  # models beside a target are looked at: one may draft for it
+    write_gguf(tmp_path / "alone" / "it.gguf", MODELS["llama"](), "Q8_0")
     MODELS["llama"]().save_pretrained(tmp_path / "folder")
     publish("LLaVA", tmp_path / "container")
     code = """
@@ -124,7 +125,7 @@ for path in sys.argv[1:]:
            if name in sys.modules])
     print(opened.count(path))
 """
-    command = [sys.executable, "-c", code, *(str(tmp_path / each) for each in ("it.gguf", "folder", "container"))]
+    command = [sys.executable, "-c", code, *(str(tmp_path / each) for each in ("alone/it.gguf", "folder", "container"))]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     lines = done.stdout.splitlines()
     assert lines[1:4] == ["[]", "[]", "1"], "of the file: models, others, times that its header is read"
