@@ -32,14 +32,19 @@ from forerun.utils.workloads import Case, everyday_questions, load_workload
 if TYPE_CHECKING:
     from forerun.engine import LLM
 
-LEAST_SECONDS, MOST_SECONDS = 56.0, 600.0
+LEAST_SECONDS = 56.0
+MOST_SECONDS = 600.0
 """From the end of loading to the last trial, which is given up then; what is printed takes the rest of a minute."""
-TRIALS, FEWEST_TRIALS = 40, 20
+TRIALS = 40
+FEWEST_TRIALS = 20
 """Answers for which there is time: of three drafters, each round with two of plain decoding, to eight prompts; and the
 fewest, whatever the time: to four."""
-NUM_PROMPTS, MAX_TOKENS, MEASURED_TOKENS = 60, 96, 8
-"""Bundled prompts, of which as many are answered as is needed; tokens of an answer at most, in which a draft model can
-repay that it reads the prompt; and of the answer by which the time is told."""
+NUM_PROMPTS = 60
+"""Bundled prompts, of which as many are answered as is needed."""
+MAX_TOKENS = 96
+"""Tokens of an answer at most, in which a draft model can repay that it reads the prompt."""
+MEASURED_TOKENS = 8
+"""Tokens of the answer by which the time is told."""
 _PROMPT = "def fibonacci(n):"
 """Of a model without a chat template."""
 _RAW = "code"

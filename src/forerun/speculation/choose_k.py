@@ -32,9 +32,12 @@ BEGINS, GOES_ON = 1.03, 1.01
 """Rate over plain decoding that drafting must promise to begin, and to go on."""
 HORIZON = 64
 """Tokens that are at least to come when drafting begins, as far as is assumed; else as many as came so far."""
-SHARE_PRIOR, SHARE_WEIGHT, SHARE_MEMORY = 0.25, 8.0, 128
-"""Share of a sequence's tokens that copies leave to the drafter, as is assumed first, the pseudo-tokens that it counts,
-and the tokens over which the share is averaged."""
+SHARE_PRIOR = 0.25
+"""Share of a sequence's tokens that copies leave to the drafter, as is assumed first."""
+SHARE_WEIGHT = 8.0
+"""Pseudo-tokens of that prior."""
+SHARE_MEMORY = 128
+"""Tokens over which the share is averaged."""
 FOLLOW_MARGIN = 1.5
 """Factor on the time in which a drafter follows a sequence that drafts must save, as the best of many is overrated."""
 FIRST_WAIT, LAST_WAIT = 8, 512
@@ -273,7 +276,8 @@ class DraftChooser:
         self.rest(seconds)
         if asked:
             self._vain = 0
-            self._since = self._since if self._trial else 0
+            if not self._trial:
+                self._since = 0
         if whole is None:
             return
         if not asked:
@@ -304,7 +308,8 @@ class DraftChooser:
     def stop(self, sequence: Sequence) -> None:
         """Forget a sequence that leaves."""
         self._uses.pop(sequence, None)
-        self._vain = self._vain if self._uses else 0  # the next sequence is considered anew
+        if not self._uses:  # the next sequence is considered anew
+            self._vain = 0
         for stats in self.acceptance.values():
             stats.stop(sequence)
         if sequence in self._trial:

@@ -322,9 +322,9 @@ class Hybrid(CompositeDrafter):
     def _weigh(self, given: MemberStep, prices: Seq[float]) -> None:
         """Settle the draft of a sequence for which a source took its time: that is no search, and all of it is kept
         unless the source gave nothing, so that the draft is a copy."""
-        draft = given.draft
         if given.merged is not None:
             return
+        draft = given.draft
         if given.owner is not None and given.owner not in self._choosers:
             draft = draft.first(best_cut([draft.accept_probs], prices)[0][0])
         given.draft = replace(draft, is_settled=True)

@@ -75,7 +75,8 @@ class SomeTokens:
         return self._index[columns]
 
     def names(self, columns: list[int]) -> list[int]:
-        return [int(self._token_ids[column]) for column in columns]
+        names: list[int] = self._token_ids[columns].tolist()
+        return names
 
     def readable(self, token_ids: list[int]) -> list[int]:
         return self._whole.readable(token_ids)

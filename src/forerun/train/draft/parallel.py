@@ -21,8 +21,10 @@ from forerun.models.loading.configuration import MASK_TOKEN
 from forerun.train.accelerator import model_vocabulary
 from forerun.train.data.packed import PackedShard
 
-KEPT, LEAST_KEPT = 0.7, 0.2
-"""Share of the starts that have another mask token, of those that have one less; and the share of all, at least."""
+KEPT = 0.7
+"""Share of the starts that have another mask token, of those that have one less."""
+LEAST_KEPT = 0.2
+"""Share of all starts that have another, at least."""
 _ROWS_AT_ONCE = 256
 
 
