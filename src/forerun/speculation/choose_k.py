@@ -223,7 +223,7 @@ class DraftChooser:
         gains, there = zip(*(self._expect(sequence, places) for sequence in sequences), strict=True)
         if batch == 1:
             copy = found[0][:num_chained] if found and self._continues else ()
-            k, rate = self._best_beside_copy(sequences[0], gains[0], there[0], prices, draft, copy)
+            k, rate = self._best_of_one(sequences[0], gains[0], there[0], prices, draft, copy)
             counts = [k]
         else:
             worth = [sum(each) for each in found or [()] * batch]
@@ -359,7 +359,7 @@ class DraftChooser:
             ahead *= use.share
         return lost <= ahead * (1 / self.plain - 1 / self.rate)
 
-    def _best_beside_copy(
+    def _best_of_one(
         self,
         sequence: Sequence,
         gains: list[float],
@@ -374,35 +374,22 @@ class DraftChooser:
 
         copy: the probabilities of its tokens.
         """
-        k, rate = self._best_of_one(sequence, gains, there, prices, draft)
-        if rate > BEGINS / (prices[0] + draft[0]):  # if it does not draft now, the copy is better
-            self._vain = 0
         copy = copy[: len(prices) - 1]
         above = [1.0, *copy]
         sure = next((place for place, prob in enumerate(copy) if prob <= above[place] * gains[0]), len(copy))
-        if sure:
-            grafted, grafted_rate = self._best_of_one(sequence, gains, there, prices, draft, copy[:sure])
-            if grafted > sure and grafted_rate > rate:
-                self.num_given = sure
-                return grafted, grafted_rate
-        return k, rate
-
-    def _best_of_one(
-        self,
-        sequence: Sequence,
-        gains: list[float],
-        there: list[float],
-        prices: Prices,
-        draft: list[float],
-        given: Seq[float] = (),
-    ) -> tuple[int, float]:
-        """Return the K of one sequence that gives the highest rate, and that rate. given: as of `expected`."""
-        first = len(given)
-        most = max(min(len(gains), len(prices) - 1 - first, self.room(sequence) - first), 0)
-        tokens, seconds = expected(gains[:most], there[:most], prices, draft, given)
-        some = range(most + 1) if self.fixed_length is None else (0, *[most] * (most >= self.fixed_length))
-        best = max(some, key=lambda k: tokens[k] / seconds[k])
-        return first + best, tokens[best] / seconds[best]
+        best = 0, 0.0
+        for first in sorted({0, sure}):
+            most = max(min(len(gains), len(prices) - 1 - first, self.room(sequence) - first), 0)
+            tokens, seconds = expected(gains[:most], there[:most], prices, draft, copy[:first])
+            some = range(most + 1) if self.fixed_length is None else (0, *[most] * (most >= self.fixed_length))
+            k = max(some, key=lambda k: tokens[k] / seconds[k])
+            rate = tokens[k] / seconds[k]
+            if not first and rate > BEGINS / (prices[0] + draft[0]):  # if it does not draft now, the copy is better
+                self._vain = 0
+            if not first or (k and rate > best[1]):
+                self.num_given = first
+                best = first + k, rate
+        return best
 
     def _most_of_many(self, sequences: Seq[Sequence], tokens: float, prices: Prices, draft: list[float]) -> float:
         """Return the rate of several sequences if all drafts came true as often as the best, or HOPED.
