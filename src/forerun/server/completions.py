@@ -1,4 +1,4 @@
-"""Endpoints for chats, completions and responses: whole answers and streams."""
+"""Endpoints that answer: whole answers and streams."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import AsyncExitStack
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from sse_starlette.event import ensure_bytes
 from sse_starlette.sse import EventSourceResponse, SendTimeoutError
@@ -21,12 +21,15 @@ from forerun.engine.sequence import Request as PromptRequest
 from forerun.server.progress import Replay, StreamState
 from forerun.server.protocol.answers import Asked, Chunks
 from forerun.server.protocol.bodies import validated
-from forerun.server.protocol.errors import error_response, failure_fields
+from forerun.server.protocol.errors import OLLAMA_PATHS, error_at, error_response, failure_fields
 from forerun.server.protocol.messages_api import MessageEvents, MessagesBody
+from forerun.server.protocol.ollama_api import GenerateBody, OllamaChatBody, OllamaLines, loaded
 from forerun.server.protocol.requests import (
     CHAT_URL,
     COMPLETIONS_URL,
     MESSAGES_URL,
+    OLLAMA_CHAT_URL,
+    OLLAMA_GENERATE_URL,
     ChatBody,
     CompletionBody,
     CompletionRequest,
@@ -36,17 +39,21 @@ from forerun.server.service import Service, while_connected
 
 _WITH_DONE = (CHAT_URL, COMPLETIONS_URL)
 
-BODIES: Mapping[str, type[ChatBody] | type[CompletionBody] | type[ResponseBody] | type[MessagesBody]] = {
+BODIES: Mapping[str, Any] = {
     CHAT_URL: ChatBody,
     COMPLETIONS_URL: CompletionBody,
     RESPONSES_URL: ResponseBody,
     MESSAGES_URL: MessagesBody,
+    OLLAMA_GENERATE_URL: GenerateBody,
+    OLLAMA_CHAT_URL: OllamaChatBody,
 }
-FORMS: Mapping[str, type[Chunks] | type[ResponseEvents] | type[MessageEvents]] = {
+FORMS: Mapping[str, Any] = {
     CHAT_URL: Chunks,
     COMPLETIONS_URL: Chunks,
     RESPONSES_URL: ResponseEvents,
     MESSAGES_URL: MessageEvents,
+    OLLAMA_GENERATE_URL: OllamaLines,
+    OLLAMA_CHAT_URL: OllamaLines,
 }
 
 
@@ -62,10 +69,13 @@ async def answer(service: Service, url: str, request: Request) -> Response:
     kept = service.kept[request.state.tenant]
 
     def read(content: bytes) -> CompletionRequest:
-        return validated(BODIES[url], content).request(target.context_length, service.sampling.options, kept)
+        made = validated(BODIES[url], content).request(target.context_length, service.sampling.options, kept)
+        return cast(CompletionRequest, made)
 
     completion = await service.parsed(request, read)
     service.check_model(completion.model)
+    if not completion.prompts:
+        return JSONResponse(loaded(completion, service.name))
     async with AsyncExitStack() as stack:
         stack.enter_context(service.admitted(completion, request.state.tenant))
         requests = await service.prepared(request, partial(service.requests, completion, request.state.tenant))
@@ -82,6 +92,8 @@ class ActiveResponse:
     """An answer that is being generated.
 
     Attributes:
+        url: of the endpoint.
+        form: makes the answer's bodies.
         outputs: (index of the prompt, output) of the engine.
         complete: the stream has ended properly.
     """
@@ -99,7 +111,8 @@ class ActiveResponse:
         state = self._state
         num_cut = sum(each.num_cut for each in requests)
         asked = Asked(service.texts, completion, self._prompts, service.name, state.name, state.created, num_cut)
-        self._form = FORMS[completion.url](asked)
+        self.url = completion.url
+        self.form = FORMS[completion.url](asked)
         self._started = time.monotonic()
         self.complete = False
         self.outputs = service.outputs(completion, requests, request)
@@ -112,7 +125,7 @@ class ActiveResponse:
         """Return the response, which another thread writes, since it may be long."""
         async for index, output in self.outputs:
             self._count(index, output)
-        return await asyncio.to_thread(lambda: JSONResponse(self._form.whole(self._generations)))
+        return await asyncio.to_thread(lambda: JSONResponse(self.form.whole(self._generations)))
 
     async def events(self, first: tuple[int, StepOutput]) -> AsyncIterator[bytes]:
         """Yield the events of the stream, those of one output together. An error is the last of them.
@@ -120,7 +133,7 @@ class ActiveResponse:
         `request.state.progress` is what `StreamState.advance` takes with what is yielded; absent with the last events.
         """
         before = time.monotonic()
-        form = self._form
+        form = self.form
         params = self._completion.params
         form.num_events = self._state.num_events
         replay = Replay(self._state.choices, params.greedy or params.seed is not None)
@@ -137,8 +150,8 @@ class ActiveResponse:
                         form.num_events = self._state.num_events
                     elif bodies:
                         self.request.state.progress = (choice, replay.now[choice], form.num_events)
-                        yield _events(bodies)
-            last = _events([*form.last(self._generations)], done=self._completion.url in _WITH_DONE)
+                        yield _events(self.url, bodies)
+            last = _events(self.url, [*form.last(self._generations)], is_last=True)
         except Exception as error:
             self.request.state.log_fields |= failure_fields(error)
             last = error_events(self._completion.url, error, form.num_events)
@@ -160,7 +173,13 @@ class Stream(EventSourceResponse):
     """
 
     def __init__(self, events: AsyncIterator[bytes], active: ActiveResponse, resources: AsyncExitStack) -> None:
-        super().__init__(events, sep="\n", send_timeout=active.service.options.send_timeout)
+        lines: dict[str, Any] = {}
+        if active.url.startswith(
+            OLLAMA_PATHS
+        ):  # where comments of events are none, a blank tells a ping from an answer
+            lines["media_type"] = "application/x-ndjson"
+            lines["ping_message_factory"] = lambda: b" " + _events(active.url, [active.form.idle()])
+        super().__init__(events, sep="\n", send_timeout=active.service.options.send_timeout, **lines)
         self._active = active
         self._resources = resources
 
@@ -189,12 +208,13 @@ def error_events(url: str, error: Exception, number: int) -> bytes:
     """Return the events that end a stream with an error. number: of the event, where they have numbers."""
     body = error_response(error)[1]
     event = {"sequence_number": number, **body["error"], "type": "error"}  # the type of the error is not said
-    of = {RESPONSES_URL: event, MESSAGES_URL: {"type": "error", **body}}
-    return _events([of.get(url, body)], done=url in _WITH_DONE)
+    return _events(url, [event if url == RESPONSES_URL else error_at(url, body)], is_last=True)
 
 
-def _events(bodies: list[dict[str, Any]], *, done: bool = False) -> bytes:
-    """Encode events. done: the stream ends after them."""
+def _events(url: str, bodies: list[dict[str, Any]], *, is_last: bool = False) -> bytes:
+    """Encode events, or lines where the endpoint's streams are of lines. is_last: the stream ends after them."""
     events = [(body.get("type"), json.dumps(body, ensure_ascii=False, separators=(",", ":"))) for body in bodies]
-    ends = [(None, "[DONE]")] if done else []
+    if url.startswith(OLLAMA_PATHS):
+        return "".join(f"{line}\n" for _, line in events).encode()
+    ends = [(None, "[DONE]")] if is_last and url in _WITH_DONE else []
     return b"".join(ensure_bytes({"event": kind, "data": data}, "\n") for kind, data in [*events, *ends])

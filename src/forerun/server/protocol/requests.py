@@ -38,6 +38,8 @@ from forerun.server.protocol.model_texts import ModelTexts
 CHAT_URL = "/v1/chat/completions"
 COMPLETIONS_URL = "/v1/completions"
 MESSAGES_URL = "/v1/messages"
+OLLAMA_GENERATE_URL = "/api/generate"
+OLLAMA_CHAT_URL = "/api/chat"
 DEFAULT_COMPLETION_TOKENS = 16
 """max_tokens of a completion that does not say, as OpenAI's. Of a chat it is what the context holds."""
 _OF_RENDERING = frozenset(
@@ -87,7 +89,8 @@ class CompletionRequest:
     Attributes:
         url: of the endpoint: the form of prompts and answers.
         model: its name in the body; None without one.
-        prompts: a chat has one, its messages; completions may have several, each with choices of its own.
+        prompts: a chat has one, its messages; completions may have several, each with choices of its own. Without any,
+            nothing is computed.
         params: options of each prompt.
         prompt_field: the field of the body that holds the prompts.
         echo: the answer begins with the prompt; that of a chat with its last message, if it is the assistant's.
@@ -128,6 +131,12 @@ class CompletionRequest:
     one_call: bool = False
     forced: Forced | None = None
 
+    @property
+    def is_chat(self) -> bool:
+        """Return whether the prompt is messages, whose answer may hold thinking and calls."""
+        first: Any = self.prompts[0]
+        return not isinstance(first, str) and bool(first) and isinstance(first[0], Mapping)
+
     def requests(self, llm: LLM, texts: ModelTexts, flow: Hashable = None) -> list[Request]:
         """Return the engine's request of each prompt, which is tokenized and checked.
 
@@ -143,7 +152,7 @@ class CompletionRequest:
         check_template_options(self.template_options, llm.tokenizer)
         options = {**self.template_options, **self.ending, **({"tools": [*self.tools]} if self.tools else {})}
         form = self.response_format(texts)
-        chat: Any = () if self.url == COMPLETIONS_URL else self.prompts[0]
+        chat: Any = self.prompts[0] if self.is_chat else ()
         has_calls = self.tools or any(message.get("tool_calls") or message.get("role") == "tool" for message in chat)
         if has_calls and not texts.carry_calls:
             param = "tools" if self.tools else self.prompt_field
@@ -213,7 +222,7 @@ class CompletionRequest:
     def response_format(self, texts: ModelTexts) -> ResponseFormat | None:
         """Return the format by which the answer is parsed; None if all of it is text: so is what a grammar of the
         request's own has made, whatever the prompt opens."""
-        if self.url == COMPLETIONS_URL or (self.params.grammar is not None and self.forced is None):
+        if not self.is_chat or (self.params.grammar is not None and self.forced is None):
             return None
         return texts.response_format(has_tools=bool(self.tools))
 
