@@ -110,10 +110,10 @@ def test_a_request_without_a_prompt_loads(http: httpx.Client, url: str, body: di
 
 def test_options_by_ollamas_names(served: Served) -> None:
     options = {
-        **{"temperature": 0.5, "top_k": 20, "top_p": 0.9, "min_p": 0.1, "seed": 3, "stop": ["a", "b"]},
-        **{"num_predict": 7, "repeat_penalty": 1.2, "repeat_last_n": -1, "presence_penalty": 0.5},
-        **{"frequency_penalty": 1, "mirostat": 0, "mirostat_tau": 5.0, "tfs_z": 1.0, "typical_p": 1.0},
-        **{"num_ctx": 4096, "num_gpu": 1, "num_thread": 8, "use_mmap": True, "num_keep": 5, "numa": False},
+        "temperature": 0.5, "top_k": 20, "top_p": 0.9, "min_p": 0.1, "seed": 3, "stop": ["a", "b"],
+        "num_predict": 7, "repeat_penalty": 1.2, "repeat_last_n": -1, "presence_penalty": 0.5,
+        "frequency_penalty": 1, "mirostat": 0, "mirostat_tau": 5.0, "tfs_z": 1.0, "typical_p": 1.0,
+        "num_ctx": 4096, "num_gpu": 1, "num_thread": 8, "use_mmap": True, "num_keep": 5, "numa": False,
     }
     made = validated(GenerateBody, {"prompt": "a", "options": options}).request(4096, {"top_k": 5, "min_p": 0.3})
     params = made.params
@@ -325,8 +325,8 @@ def test_thinking_and_calls(size: int) -> None:
 
 CONTINUE: dict[str, Any] = {
     "options": {
-        **{"temperature": 0.01, "num_predict": 9, "stop": ["<|fim_prefix|>", "\n\n", "/src/"]},
-        **{"num_ctx": 4096, "num_thread": 4, "use_mmap": True},
+        "temperature": 0.01, "num_predict": 9, "stop": ["<|fim_prefix|>", "\n\n", "/src/"],
+        "num_ctx": 4096, "num_thread": 4, "use_mmap": True,
     },
     "keep_alive": 1800,
 }
