@@ -47,7 +47,6 @@ WITHOUT_EFFECT: Mapping[str, tuple[Any, ...]] = {
     "tool_choice": ("none",),
     "functions": ([],),
     "function_call": ("none", "auto"),
-    "suffix": ("",),
     "spaces_between_special_tokens": (True,),
     "use_beam_search": (False,),
     "verbosity": ("medium",),

@@ -10,6 +10,7 @@ from pydantic import Field, WrapValidator
 from typing_extensions import TypedDict
 
 from forerun.chat.forced_calls import Forced
+from forerun.chat.infill import Infill
 from forerun.chat.messages import read_calls
 from forerun.chat.response_format import CALL, REASONING, ResponseFormat
 from forerun.chat.response_parser import ResponseParser
@@ -164,9 +165,9 @@ class CompletionRequest:
         params = self.params
         try:
             encoded = self._encoded(llm, options)
-            prompts = [ids[-self._most_kept(llm) :] for ids in encoded]
+            prompts = [each if isinstance(each, Infill) else each[-self._most_kept(llm) :] for each in encoded]
             if self.forced is not None:
-                assert form is not None  # it carries calls
+                assert form is not None and not isinstance(prompts[0], Infill)  # a chat that carries calls
                 kind = self.parser(form, texts, prompts[0], "").kind
                 if kind == CALL:
                     raise PromptError("The last message begins a call, which tool_choice cannot force. Leave it out.")
@@ -180,17 +181,23 @@ class CompletionRequest:
         except GrammarError as error:
             raise RequestBodyError(str(error), params.grammar.field if params.grammar else None) from None
         marks = texts.marks(form)
-        cut = [len(ids) - len(each.prompt_token_ids) for ids, each in zip(encoded, made, strict=True)]
+        cut = [
+            0 if isinstance(given, Infill) else len(given) - len(each.prompt_token_ids)
+            for given, each in zip(encoded, made, strict=True)
+        ]
         return [
             replace(each, marks={**each.marks, **marks}, num_cut=num_cut)
             for each, num_cut in zip(made, cut, strict=True)
         ]
 
-    def _encoded(self, llm: LLM, options: Mapping[str, Any]) -> list[list[int]]:
-        """Return the token ids of each prompt. Raises PromptError."""
+    def _encoded(self, llm: LLM, options: Mapping[str, Any]) -> list[list[int] | Infill]:
+        """Return the token ids of each prompt; those of `Infill` as they are. Raises PromptError."""
         model = llm.target if self.truncate is None else None  # what is cut may be too long
-        found = []
+        found: list[list[int] | Infill] = []
         for index, prompt in enumerate(self.prompts):
+            if isinstance(prompt, Infill):
+                found.append(prompt)
+                continue
             with naming_prompt(index, len(self.prompts)):
                 found.append(encode(prompt, llm.tokenizer, llm.target.name, options, special=self.special, model=model))
         return found
@@ -414,6 +421,7 @@ class CompletionBody(CompletionOptions):
         description="a string, a list of strings, a list of token ids or a list of such lists, and not empty",
         union_mode="left_to_right",
     )
+    suffix: str | None = None
     max_tokens: Annotated[int, Field(ge=0)] | None = Field(None, description="a whole number of 1 or more")
     best_of: Count | None = None
     logprobs: TopLogprobs | None = Field(
@@ -445,12 +453,23 @@ class CompletionBody(CompletionOptions):
         return CompletionRequest(
             COMPLETIONS_URL,
             self.model,
-            [prompts] if alone else prompts,
+            self._with_suffix([prompts] if alone else prompts),
             params,
             "prompt",
             **self.common(),
             only_prompt=self.max_tokens == 0,
         )
+
+    def _with_suffix(self, prompts: list[Any]) -> list[Any]:
+        """Return the prompts; with the suffix, if there is one. Raises RequestBodyError where that cannot be."""
+        if not self.suffix:
+            return prompts
+        if not all(isinstance(prompt, str) for prompt in prompts):
+            raise RequestBodyError("suffix needs a prompt of text, but it is token ids. Give text.", "suffix")
+        for name in ("echo", "truncate_prompt_tokens", "add_special_tokens"):
+            if value := getattr(self, name):
+                raise RequestBodyError(f"{name} is {value}, which suffix does not allow. Leave one of them out.", name)
+        return [Infill(prompt, self.suffix) for prompt in prompts]
 
 
 def parse_body(url: str, content: object, context_length: int) -> CompletionRequest:
