@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from hashlib import sha256
 from typing import Any
 
@@ -12,7 +13,7 @@ from starlette.requests import Request
 
 from forerun import __version__
 from forerun.chat.response_format import REASONING
-from forerun.errors import RequestBodyError
+from forerun.errors import PromptError, RequestBodyError
 from forerun.server.protocol.bodies import Body
 from forerun.server.protocol.errors import OLLAMA_PATHS
 from forerun.server.protocol.ollama_api import timestamp
@@ -126,15 +127,23 @@ def _capabilities(service: Service) -> list[str]:
     found = {
         "completion": True,
         "tools": service.texts.carry_calls,
+        "insert": _fills_in(service),
         "thinking": form is not None and any(region.kind == REASONING for region in form.regions),
     }
     return [name for name, has in found.items() if has]
 
 
+def _fills_in(service: Service) -> bool:
+    with suppress(PromptError):
+        return bool(service.llm.infill_format.ids)
+    return False
+
+
 def _template(service: Service) -> str:
-    """Return the chat template, which is Jinja's, not Go's."""
+    """Return the chat template, which is Jinja's, not Go's. Clients look for .Suffix in it where a model fills in."""
     template = getattr(service.llm.tokenizer, "chat_template", None) or ""
-    return template if isinstance(template, str) else str(template.get("default", ""))
+    text = template if isinstance(template, str) else str(template.get("default", ""))
+    return ("{#- .Suffix is filled in by tokens of the model -#}" if _fills_in(service) else "") + text
 
 
 def _parameters(service: Service) -> str:

@@ -8,7 +8,8 @@ from typing import Any
 import httpx
 import pytest
 
-from forerun import Generation
+from doubles import FakeModel
+from forerun import LLM, Generation
 from forerun.engine.results import Choice, SequenceStats, StepOutput, StreamChunk
 from forerun.errors import RequestBodyError
 from forerun.server.ollama import RUNNING
@@ -17,7 +18,7 @@ from forerun.server.protocol.bodies import validated
 from forerun.server.protocol.model_texts import ModelTexts
 from forerun.server.protocol.ollama_api import GenerateBody, OllamaChatBody, OllamaLines, filled
 from serving import JSON, NAME, Served, fake_llm, serving
-from small_tokenizers import byte_level
+from small_tokenizers import END, byte_level, ids_of
 
 GENERATE, CHAT = "/api/generate", "/api/chat"
 TALK = [{"role": "user", "content": "hello"}]
@@ -110,10 +111,27 @@ def test_a_request_without_a_prompt_loads(http: httpx.Client, url: str, body: di
 
 def test_options_by_ollamas_names(served: Served) -> None:
     options = {
-        "temperature": 0.5, "top_k": 20, "top_p": 0.9, "min_p": 0.1, "seed": 3, "stop": ["a", "b"],
-        "num_predict": 7, "repeat_penalty": 1.2, "repeat_last_n": -1, "presence_penalty": 0.5,
-        "frequency_penalty": 1, "mirostat": 0, "mirostat_tau": 5.0, "tfs_z": 1.0, "typical_p": 1.0,
-        "num_ctx": 4096, "num_gpu": 1, "num_thread": 8, "use_mmap": True, "num_keep": 5, "numa": False,
+        "temperature": 0.5,
+        "top_k": 20,
+        "top_p": 0.9,
+        "min_p": 0.1,
+        "seed": 3,
+        "stop": ["a", "b"],
+        "num_predict": 7,
+        "repeat_penalty": 1.2,
+        "repeat_last_n": -1,
+        "presence_penalty": 0.5,
+        "frequency_penalty": 1,
+        "mirostat": 0,
+        "mirostat_tau": 5.0,
+        "tfs_z": 1.0,
+        "typical_p": 1.0,
+        "num_ctx": 4096,
+        "num_gpu": 1,
+        "num_thread": 8,
+        "use_mmap": True,
+        "num_keep": 5,
+        "numa": False,
     }
     made = validated(GenerateBody, {"prompt": "a", "options": options}).request(4096, {"top_k": 5, "min_p": 0.3})
     params = made.params
@@ -270,6 +288,25 @@ def test_a_template_is_the_prompt(http: httpx.Client) -> None:
     assert answer["response"] == twin["choices"][0]["text"]
 
 
+def test_a_suffix(http: httpx.Client, served: Served) -> None:
+    body = {"prompt": "def f(", "suffix": "):", "options": GREEDY, "stream": False}
+    refused = http.post(GENERATE, json=body)
+    assert refused.status_code == 400 and "no tokens that fill in the middle" in refused.json()["error"]
+    tokenizer = byte_level()
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<fim_prefix>", "<fim_suffix>", "<fim_middle>"]})
+    tokenizer.chat_template = served.llm.tokenizer.chat_template
+    fake: Any = FakeModel(vocab_size=len(tokenizer), eos_token_ids=ids_of(tokenizer, END))
+    with serving(LLM(fake, tokenizer=tokenizer)) as filling, httpx.Client(base_url=filling.url, headers=JSON) as http:
+        of_v1 = {"prompt": "def f(", "suffix": "):", "temperature": 0, "max_tokens": 9}
+        twin = http.post("/v1/completions", json=of_v1).json()["choices"][0]["text"]
+        assert http.post(GENERATE, json=body).json()["response"] == twin
+        pieces = lines_of(http.post(GENERATE, json={**body, "stream": True, "keep_alive": 1800}))
+        assert "".join(map(said, pieces)) == twin
+        assert http.post(GENERATE, json={**body, "prompt": ""}).json()["done_reason"] == "length"
+        told = http.post("/api/show", json={"name": NAME}).json()
+        assert "insert" in told["capabilities"] and ".Suffix" in told["template"]
+
+
 def test_turns_are_messages_of_a_chat() -> None:
     call = {"function": {"name": "weather", "arguments": {"city": "Rome"}}}
     messages = [
@@ -325,8 +362,12 @@ def test_thinking_and_calls(size: int) -> None:
 
 CONTINUE: dict[str, Any] = {
     "options": {
-        "temperature": 0.01, "num_predict": 9, "stop": ["<|fim_prefix|>", "\n\n", "/src/"],
-        "num_ctx": 4096, "num_thread": 4, "use_mmap": True,
+        "temperature": 0.01,
+        "num_predict": 9,
+        "stop": ["<|fim_prefix|>", "\n\n", "/src/"],
+        "num_ctx": 4096,
+        "num_thread": 4,
+        "use_mmap": True,
     },
     "keep_alive": 1800,
 }

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, NotRequired
 from pydantic import Field
 from typing_extensions import TypedDict
 
+from forerun.chat.infill import Infill
 from forerun.chat.response_format import CONTENT, REASONING
 from forerun.config import SamplingParams
 from forerun.engine.results import Generation, StepOutput
@@ -87,8 +88,10 @@ def sampling_of(options: Mapping[str, Any], context_length: int, own: Mapping[st
         body = validated(_Options, given)
         params = body.params(own, **{"max_tokens": body.max_tokens or context_length, **others})
     except RequestBodyError as error:
-        name = f"options.{names[error.param]}" if error.param in names else error.param
-        raise RequestBodyError(str(error).replace(str(error.param), str(name), 1), name) from None
+        if error.param not in names:
+            raise
+        theirs = f"options.{names[error.param]}"
+        raise RequestBodyError(str(error).replace(error.param, theirs, 1), theirs) from None
     _check_window(options.get("repeat_last_n"), params)
     return params
 
@@ -174,8 +177,8 @@ def filled(template: str, values: Mapping[str, str]) -> str:
             shown.pop()
         else:
             raise RequestBodyError(
-                f"template holds {ascii(action[:40])[1:-1]} in braces, which is not read. Give .System, .Prompt, .Suffix "
-                "and .Response, `if` of one of them, `else` and `end`, or send the whole prompt with raw: true.",
+                f"template holds {ascii(action[:40])[1:-1]} in braces, which is not read. Give .System, .Prompt, "
+                ".Suffix and .Response, `if` of one of them, `else` and `end`, or send the whole prompt with raw.",
                 "template",
             )
     if len(shown) > 1:
@@ -323,12 +326,12 @@ class GenerateBody(_OllamaBody):
         system = [{"role": "system", "content": self.system}] if self.system else []
         return [*system, {"role": "user", "content": self.prompt}]
 
-    def _text(self) -> str:
-        """Return the prompt as text. Raises RequestBodyError."""
+    def _text(self) -> str | Infill:
+        """Return the prompt as text, or texts before and behind it. Raises RequestBodyError."""
         if self.template:
             values = {"System": self.system, "Prompt": self.prompt, "Suffix": self.suffix}
             return filled(self.template, {name: value or "" for name, value in values.items()})
-        return self.prompt or ""
+        return Infill(self.prompt or "", self.suffix) if self.suffix else self.prompt or ""
 
 
 class OllamaChatBody(_OllamaBody):

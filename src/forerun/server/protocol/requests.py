@@ -136,7 +136,7 @@ class CompletionRequest:
     def is_chat(self) -> bool:
         """Return whether the prompt is messages, whose answer may hold thinking and calls."""
         first: Any = self.prompts[0]
-        return not isinstance(first, str) and bool(first) and isinstance(first[0], Mapping)
+        return isinstance(first, list) and bool(first) and isinstance(first[0], Mapping)
 
     def requests(self, llm: LLM, texts: ModelTexts, flow: Hashable = None) -> list[Request]:
         """Return the engine's request of each prompt, which is tokenized and checked.
