@@ -100,9 +100,10 @@ def _details(service: Service) -> dict[str, Any]:
     target = service.llm.target
     family = getattr(target, "architecture", "")
     count = target.num_parameters
+    is_gguf = target.loaded_by.endswith(".gguf") or bool(getattr(target, "packed_weights", None))
     return {
         "parent_model": "",
-        "format": "gguf" if target.loaded_by.endswith(".gguf") else "safetensors",
+        "format": "gguf" if is_gguf else "safetensors",
         "family": family,
         "families": [family],
         "parameter_size": f"{count / 1e9:.1f}B" if count >= 1e9 else f"{count / 1e6:.2f}M",

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import httpx
 import pytest
+from sse_starlette.sse import EventSourceResponse
 
 from doubles import FakeModel
 from forerun import LLM, Generation
@@ -216,6 +218,16 @@ def test_errors_have_ollamas_form(
     response = http.request(method, path, content=content)
     assert response.status_code == status and {*response.json()} == {"error"}
     assert words in response.json()["error"]
+
+
+def test_pings_are_lines_that_add_nothing(served: Served, http: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    body = {"prompt": "hello", "options": GREEDY}
+    wanted = "".join(map(said, lines_of(http.post(GENERATE, json=body))))
+    monkeypatch.setattr(EventSourceResponse, "DEFAULT_PING_INTERVAL", 0.01)
+    monkeypatch.setattr(served.llm.target, "before_forward", lambda _: time.sleep(0.05))
+    lines = lines_of(http.post(GENERATE, json=body))
+    assert "".join(map(said, lines)) == wanted
+    assert len([line for line in lines if not said(line) and not line["done"]]) > 2
 
 
 def test_a_failure_in_a_stream(served: Served, http: httpx.Client) -> None:
