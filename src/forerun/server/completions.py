@@ -23,7 +23,7 @@ from forerun.server.protocol.answers import Asked, Chunks
 from forerun.server.protocol.bodies import validated
 from forerun.server.protocol.errors import OLLAMA_PATHS, error_at, error_response, failure_fields
 from forerun.server.protocol.messages_api import MessageEvents, MessagesBody
-from forerun.server.protocol.ollama_api import GenerateBody, OllamaChatBody, OllamaLines, loaded
+from forerun.server.protocol.ollama_api import GenerateBody, OllamaChatBody, OllamaLines, load_answer
 from forerun.server.protocol.requests import (
     CHAT_URL,
     COMPLETIONS_URL,
@@ -75,7 +75,7 @@ async def answer(service: Service, url: str, request: Request) -> Response:
     completion = await service.parsed(request, read)
     service.check_model(completion.model)
     if not completion.prompts:
-        return JSONResponse(loaded(completion, service.name))
+        return JSONResponse(load_answer(completion, service.name))
     async with AsyncExitStack() as stack:
         stack.enter_context(service.admitted(completion, request.state.tenant))
         requests = await service.prepared(request, partial(service.requests, completion, request.state.tenant))
@@ -154,9 +154,13 @@ class ActiveResponse:
             last = _events(self.url, [*form.last(self._generations)], is_last=True)
         except Exception as error:
             self.request.state.log_fields |= failure_fields(error)
-            last = error_events(self._completion.url, error, form.num_events)
+            last = error_events(self.url, error, form.num_events)
         self.complete = True
         yield last
+
+    def idle_line(self) -> bytes:
+        """Return a line that adds nothing, with a blank before it that tells it from the answer's."""
+        return b" " + _events(self.url, [self.form.idle()])
 
     def _count(self, index: int, output: StepOutput) -> None:
         if output.choice is not None:
@@ -178,7 +182,7 @@ class Stream(EventSourceResponse):
             OLLAMA_PATHS
         ):  # where comments of events are none, a blank tells a ping from an answer
             lines["media_type"] = "application/x-ndjson"
-            lines["ping_message_factory"] = lambda: b" " + _events(active.url, [active.form.idle()])
+            lines["ping_message_factory"] = active.idle_line
         super().__init__(events, sep="\n", send_timeout=active.service.options.send_timeout, **lines)
         self._active = active
         self._resources = resources

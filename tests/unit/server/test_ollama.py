@@ -18,7 +18,7 @@ from forerun.server.ollama import RUNNING
 from forerun.server.protocol.answers import Asked
 from forerun.server.protocol.bodies import validated
 from forerun.server.protocol.model_texts import ModelTexts
-from forerun.server.protocol.ollama_api import GenerateBody, OllamaChatBody, OllamaLines, filled
+from forerun.server.protocol.ollama_api import GenerateBody, OllamaChatBody, OllamaLines, fill_template
 from serving import JSON, NAME, Served, fake_llm, serving
 from small_tokenizers import END, byte_level, ids_of
 
@@ -283,14 +283,14 @@ def test_the_key_is_needed() -> None:
 def test_templates() -> None:
     values = {"System": "", "Prompt": "hi", "Suffix": ""}
     template = "{{- if .System }}<s>{{ .System }}</s>\n{{ end }}<u>{{ .Prompt }}</u>\n<a>{{ .Response }}</a>"
-    assert filled(template, values) == "<u>hi</u>\n<a>"
-    assert filled(template, {**values, "System": "be"}) == "<s>be</s>\n<u>hi</u>\n<a>"
+    assert fill_template(template, values) == "<u>hi</u>\n<a>"
+    assert fill_template(template, {**values, "System": "be"}) == "<s>be</s>\n<u>hi</u>\n<a>"
     fim = "{{ if .Suffix }}<p>{{ .Prompt }}<s>{{ .Suffix }}<m>{{ else -}}\n  {{ .Prompt }}  {{- end }}"
-    assert filled(fim, values) == "hi" and filled(fim, {**values, "Suffix": "x"}) == "<p>hi<s>x<m>"
-    assert filled("{{ .Prompt }}", {**values, "Prompt": "{{ .System }}"}) == "{{ .System }}"
+    assert fill_template(fim, values) == "hi" and fill_template(fim, {**values, "Suffix": "x"}) == "<p>hi<s>x<m>"
+    assert fill_template("{{ .Prompt }}", {**values, "Prompt": "{{ .System }}"}) == "{{ .System }}"
     for odd in ("{{ if .System }}", "{{ end }}", "{{ else }}", "{{ .Tools }}", "{{ if eq .Prompt 1 }}{{ end }}"):
         with pytest.raises(RequestBodyError, match="template"):
-            filled(odd, values)
+            fill_template(odd, values)
 
 
 def test_a_template_is_the_prompt(http: httpx.Client) -> None:

@@ -60,7 +60,7 @@ class _Options(GenerationBody):
     max_tokens: Count | None = None
 
 
-def sampling_of(options: Mapping[str, Any], context_length: int, own: Mapping[str, Any], **others: Any) -> Any:
+def sampling_params(options: Mapping[str, Any], context_length: int, own: Mapping[str, Any], **others: Any) -> Any:
     """Return the options of sampling that a body's `options` are.
 
     Args:
@@ -146,7 +146,7 @@ _TRIMS = ((re.compile(r"\s*\{\{-(?=\s)"), "{{"), (re.compile(r"(?<=\s)-\}\}\s*")
 _NAMED = re.compile(r"(?:(if)\s+)?\.(System|Prompt|Suffix)")
 
 
-def filled(template: str, values: Mapping[str, str]) -> str:
+def fill_template(template: str, values: Mapping[str, str]) -> str:
     """Return a template of Ollama's with its values, up to the place of the answer.
 
     Of Go's templates there are {{ .System }}, {{ .Prompt }}, {{ .Suffix }}, {{ .Response }}, {{ if }} of one of these,
@@ -186,18 +186,18 @@ def filled(template: str, values: Mapping[str, str]) -> str:
     return "".join(written)
 
 
-class _CalledFunction(TypedDict):
+class _FunctionCalled(TypedDict):
     """A function that was called."""
 
     name: str
     arguments: NotRequired[dict[str, Any] | None]
 
 
-class _Call(TypedDict):
+class _EarlierCall(TypedDict):
     """A call of an earlier answer."""
 
     id: NotRequired[str | None]
-    function: _CalledFunction
+    function: _FunctionCalled
 
 
 class OllamaMessage(TypedDict):
@@ -207,7 +207,7 @@ class OllamaMessage(TypedDict):
     content: NotRequired[str | None]
     thinking: NotRequired[str | None]
     images: NotRequired[list[Any] | None]
-    tool_calls: NotRequired[list[_Call] | None]
+    tool_calls: NotRequired[list[_EarlierCall] | None]
     tool_name: NotRequired[str | None]
     tool_call_id: NotRequired[str | None]
 
@@ -266,7 +266,7 @@ class _OllamaBody(Body):
         if self.top_logprobs and not self.logprobs:
             raise RequestBodyError("top_logprobs needs logprobs to be true. Set it, or leave it out.", "logprobs")
         form = ("json_object", True) if self.format == "json" else ("json", self.format)
-        return sampling_of(
+        return sampling_params(
             self.options or {},
             context_length,
             own,
@@ -298,10 +298,11 @@ class GenerateBody(_OllamaBody):
         """
         self._check()
         is_chat = not (self.raw or self.template or self.suffix)
+        prompt: Any = self._chat() if is_chat else self._text()
         return CompletionRequest(
             OLLAMA_GENERATE_URL,
             self.model,
-            [self._chat() if is_chat else self._text()] if self.prompt or self.suffix else [],
+            [prompt] if self.prompt or self.suffix else [],
             self._params(context_length, own),
             "prompt",
             stream=self.stream is not False,
@@ -330,7 +331,7 @@ class GenerateBody(_OllamaBody):
         """Return the prompt as text, or texts before and behind it. Raises RequestBodyError."""
         if self.template:
             values = {"System": self.system, "Prompt": self.prompt, "Suffix": self.suffix}
-            return filled(self.template, {name: value or "" for name, value in values.items()})
+            return fill_template(self.template, {name: value or "" for name, value in values.items()})
         return Infill(self.prompt or "", self.suffix) if self.suffix else self.prompt or ""
 
 
@@ -388,7 +389,7 @@ def _line(request: CompletionRequest, model: str, said: str, thought: str = "", 
     return {"model": request.model or model, "created_at": timestamp(), **content, "done": False}
 
 
-def loaded(request: CompletionRequest, model: str) -> dict[str, Any]:
+def load_answer(request: CompletionRequest, model: str) -> dict[str, Any]:
     """Return the answer to a request without a prompt."""
     return _line(request, model, "") | {"done": True, "done_reason": "load"}
 
