@@ -158,7 +158,8 @@ class CompletionRequest:
             encoded = self._encoded(llm, options)
             prompts = [each if isinstance(each, Infill) else each[-self._most_kept(llm) :] for each in encoded]
             if self.forced is not None:
-                assert form is not None and not isinstance(prompts[0], Infill)  # a chat that carries calls
+                assert form is not None
+                assert not isinstance(prompts[0], Infill)
                 kind = self.parser(form, texts, prompts[0], "").kind
                 if kind == CALL:
                     raise PromptError("The last message begins a call, which tool_choice cannot force. Leave it out.")
