@@ -2,8 +2,8 @@
 
 What rarely changes comes first, so that the prefix cache serves the next keystroke: extra files, then suffix and prefix
 in the order that the family was trained with. Where the suffix comes last, it is computed again with each keystroke:
-Qwen2.5-Coder (https://arxiv.org/abs/2409.12186) writes worse where all of the prefix, or the cursor's line, is put behind
-it. Names of the tokens: those of llama.cpp's `src/llama-vocab.cpp`, and of the models' cards.
+Qwen2.5-Coder (https://arxiv.org/abs/2409.12186) writes worse where the prefix, or its last line, stands behind it.
+Names of the tokens: those of llama.cpp's `src/llama-vocab.cpp`, and of the models' cards.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, aclosing
 from functools import partial
 from typing import Any
 
@@ -22,10 +22,12 @@ from forerun.server.progress import Replay, StreamState
 from forerun.server.protocol.answers import Asked, Chunks
 from forerun.server.protocol.bodies import validated
 from forerun.server.protocol.errors import error_response, failure_fields
+from forerun.server.protocol.infill_api import InfillAnswers, InfillBody, LimitedText
 from forerun.server.protocol.messages_api import MessageEvents, MessagesBody
 from forerun.server.protocol.requests import (
     CHAT_URL,
     COMPLETIONS_URL,
+    INFILL_URL,
     MESSAGES_URL,
     ChatBody,
     CompletionBody,
@@ -36,17 +38,21 @@ from forerun.server.service import Service, while_connected
 
 _WITH_DONE = (CHAT_URL, COMPLETIONS_URL)
 
-BODIES: Mapping[str, type[ChatBody] | type[CompletionBody] | type[ResponseBody] | type[MessagesBody]] = {
+BODIES: Mapping[
+    str, type[ChatBody] | type[CompletionBody] | type[ResponseBody] | type[MessagesBody] | type[InfillBody]
+] = {
     CHAT_URL: ChatBody,
     COMPLETIONS_URL: CompletionBody,
     RESPONSES_URL: ResponseBody,
     MESSAGES_URL: MessagesBody,
+    INFILL_URL: InfillBody,
 }
-FORMS: Mapping[str, type[Chunks] | type[ResponseEvents] | type[MessageEvents]] = {
+FORMS: Mapping[str, type[Chunks] | type[ResponseEvents] | type[MessageEvents] | type[InfillAnswers]] = {
     CHAT_URL: Chunks,
     COMPLETIONS_URL: Chunks,
     RESPONSES_URL: ResponseEvents,
     MESSAGES_URL: MessageEvents,
+    INFILL_URL: InfillAnswers,
 }
 
 
@@ -103,6 +109,8 @@ class ActiveResponse:
         self._started = time.monotonic()
         self.complete = False
         self.outputs = service.outputs(completion, requests, request)
+        if completion.limits:
+            self.outputs = self._limited(self.outputs, LimitedText(completion.limits), requests[0].id)
 
     @property
     def _generations(self) -> list[Generation]:
@@ -144,6 +152,17 @@ class ActiveResponse:
             last = error_events(self._completion.url, error, form.num_events)
         self.complete = True
         yield last
+
+    async def _limited(
+        self, outputs: AsyncGenerator[tuple[int, StepOutput], None], text: LimitedText, request_id: int
+    ) -> AsyncGenerator[tuple[int, StepOutput], None]:
+        """Yield the outputs of the only prompt, which ends where its text says."""
+        async with aclosing(outputs):
+            async for index, output in outputs:
+                text.push(output)
+                if text.is_over and output.choice is None:
+                    self.service.engine.thread.abort(request_id)
+                yield index, output
 
     def _count(self, index: int, output: StepOutput) -> None:
         if output.choice is not None:

@@ -39,6 +39,9 @@ from forerun.server.protocol.model_texts import ModelTexts
 CHAT_URL = "/v1/chat/completions"
 COMPLETIONS_URL = "/v1/completions"
 MESSAGES_URL = "/v1/messages"
+INFILL_URL = "/infill"
+OF_TEXTS = (COMPLETIONS_URL, INFILL_URL)
+"""Paths of prompts that are no chats."""
 DEFAULT_COMPLETION_TOKENS = 16
 """max_tokens of a completion that does not say, as OpenAI's. Of a chat it is what the context holds."""
 _OF_RENDERING = frozenset(
@@ -81,6 +84,22 @@ class Returned:
     names_by_id: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class TextLimits:
+    """Where an answer ends by its text.
+
+    Attributes:
+        indent: before a line with fewer blanks before its text; 0: at none.
+        seconds: at the first end of a line after so much time since its first token; 0: at none.
+    """
+
+    indent: int = 0
+    seconds: float = 0.0
+
+    def __bool__(self) -> bool:
+        return bool(self.indent or self.seconds)
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class CompletionRequest:
     """A request for answers.
@@ -106,6 +125,7 @@ class CompletionRequest:
         tools: functions that the model may call.
         one_call: an answer has one call at most.
         forced: calls that must be made, or must follow their schemas.
+        limits: where the answer ends by its text.
     """
 
     url: str
@@ -128,6 +148,7 @@ class CompletionRequest:
     tools: Seq[Any] = ()
     one_call: bool = False
     forced: Forced | None = None
+    limits: TextLimits = TextLimits()
 
     def requests(self, llm: LLM, texts: ModelTexts, flow: Hashable = None) -> list[Request]:
         """Return the engine's request of each prompt, which is tokenized and checked.
@@ -144,7 +165,7 @@ class CompletionRequest:
         check_template_options(self.template_options, llm.tokenizer)
         options = {**self.template_options, **self.ending, **({"tools": [*self.tools]} if self.tools else {})}
         form = self.response_format(texts)
-        chat: Any = () if self.url == COMPLETIONS_URL else self.prompts[0]
+        chat: Any = () if self.url in OF_TEXTS else self.prompts[0]
         has_calls = self.tools or any(message.get("tool_calls") or message.get("role") == "tool" for message in chat)
         if has_calls and not texts.carry_calls:
             param = "tools" if self.tools else self.prompt_field
@@ -166,7 +187,7 @@ class CompletionRequest:
                 thinks = kind == REASONING
                 grammar = self.forced.grammar(form, self.tools, llm.engine.grammars, thinks, self.one_call)
                 params = replace(params, grammar=grammar)
-            made = llm.requests(prompts, params, stream=self.stream, flow=flow)
+            made = llm.requests(prompts, params, stream=self.stream or bool(self.limits), flow=flow)
         except PromptError as error:
             code = "context_length_exceeded" if isinstance(error, ContextLengthError) else None
             raise RequestBodyError(str(error), self.prompt_field, code) from None
@@ -188,6 +209,7 @@ class CompletionRequest:
         found: list[list[int] | Infill] = []
         for index, prompt in enumerate(self.prompts):
             if isinstance(prompt, Infill):
+                _check_infill(llm, "suffix" if self.url == COMPLETIONS_URL else self.prompt_field)
                 found.append(prompt)
                 continue
             with naming_prompt(index, len(self.prompts)):
@@ -221,9 +243,17 @@ class CompletionRequest:
     def response_format(self, texts: ModelTexts) -> ResponseFormat | None:
         """Return the format by which the answer is parsed; None if all of it is text: so is what a grammar of the
         request's own has made, whatever the prompt opens."""
-        if self.url == COMPLETIONS_URL or (self.params.grammar is not None and self.forced is None):
+        if self.url in OF_TEXTS or (self.params.grammar is not None and self.forced is None):
             return None
         return texts.response_format(has_tools=bool(self.tools))
+
+
+def _check_infill(llm: LLM, param: str) -> None:
+    """Raise RequestBodyError, of a field of the body, if the model cannot fill in the middle."""
+    try:
+        _ = llm.infill_format
+    except PromptError as error:
+        raise RequestBodyError(str(error), param) from None
 
 
 def check_template_options(options: Mapping[str, Any], tokenizer: Any) -> None:
