@@ -55,9 +55,7 @@ def passes(task: dict[str, Any], middle: str) -> bool:
 
 def completed(llm: LLM, tasks: list[dict[str, Any]], count: int, **options: Any) -> list[Any]:
     """Return the answer to each task."""
-    return [
-        llm.infill(task["prompt"], task["suffix"], max_tokens=count, temperature=0.0, **options) for task in tasks
-    ]
+    return [llm.infill(task["prompt"], task["suffix"], max_tokens=count, temperature=0.0, **options) for task in tasks]
 
 
 def main() -> None:

@@ -1,10 +1,9 @@
 """Prompts that fill in the middle: tokens and order of each family, and what ends the text between.
 
-Families write prefix and suffix behind tokens of their own. What changes with a keystroke comes last, so that the
-prefix cache holds the rest: extra files, then the suffix where a family begins with it. Families that end with the
-suffix (prefix, suffix, middle: Qwen2.5-Coder, https://arxiv.org/abs/2409.12186) get the cursor's line up to the cursor
-behind the middle's token, as the middle's beginning. Names of the tokens: those of llama.cpp's `src/llama-vocab.cpp`,
-and of the models' cards.
+What rarely changes comes first, so that the prefix cache serves the next keystroke: extra files, then suffix and prefix
+in the order that the family was trained with. Where the suffix comes last, it is computed again with each keystroke:
+Qwen2.5-Coder (https://arxiv.org/abs/2409.12186) writes worse where the prefix, or its last line, stands behind it.
+Names of the tokens: those of llama.cpp's `src/llama-vocab.cpp`, and of the models' cards.
 """
 
 from __future__ import annotations
@@ -149,11 +148,10 @@ class InfillFormat:
         before = [] if not name else self._marked("fim_sep", tokenizer, name.removeprefix(inside))
         middle = [ids["fim_mid"]] if "fim_mid" in ids else []
         suffix = [ids["fim_suf"], *self._plain(tokenizer, prompt.suffix, inner=True)]
+        prefix = self._plain(tokenizer, inside + prompt.prefix)
         if self.suffix_first:
-            return [*before, *suffix, ids["fim_pre"], *self._plain(tokenizer, inside + prompt.prefix), *middle]
-        cut = prompt.prefix.rfind("\n") + 1
-        prefix = [ids["fim_pre"], *self._plain(tokenizer, inside + prompt.prefix[:cut])]
-        return [*before, *prefix, *suffix, *middle, *self._plain(tokenizer, prompt.prefix[cut:], inner=True)]
+            return [*before, *suffix, ids["fim_pre"], *prefix, *middle]
+        return [*before, ids["fim_pre"], *prefix, *suffix, *middle]
 
     def _file(self, name: str, text: str, tokenizer: Any) -> list[int]:
         """Return the tokens of an extra file; where no token marks files, DeepSeek-Coder's form."""

@@ -64,7 +64,7 @@ def split_chats(messages: Seq[Message] | Seq[Seq[Message]]) -> tuple[list[Prompt
     split, single = split_prompts(messages)
     for index, chat in enumerate(split):
         with naming_prompt(index, len(split)):
-            if isinstance(chat, str) or not all(isinstance(message, Mapping) for message in chat):
+            if isinstance(chat, (str, Infill)) or not all(isinstance(message, Mapping) for message in chat):
                 raise PromptError(
                     'A chat is a list of messages such as {"role": "user", "content": "Hello"}. Text and token ids '
                     "are for generate."

@@ -553,10 +553,11 @@ class LLM(Closing, Hinted):
                     continue
                 params = each or SamplingParams()
                 ids, num_left_out = self._encoded_infill(prompt, params)
-                if not params.ignore_eos:
-                    params = replace(params, stop_token_ids=(*params.stop_token_ids, *self.infill_format.ends))
-                (request,) = self.engine.requests([ids], params, **options)
-                made.append(replace(request, num_left_out=num_left_out))
+                ends = () if params.ignore_eos else self.infill_format.ends
+                stops = (*params.stop_token_ids, *ends)
+                (request,) = self.engine.requests([ids], replace(params, stop_token_ids=stops), **options)
+                own = {stop: reason for stop, reason in request.stop_reasons.items() if reason not in ends}
+                made.append(replace(request, stop_reasons=own, num_left_out=num_left_out))
         return made
 
     @cached_property

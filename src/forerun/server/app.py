@@ -24,7 +24,7 @@ from forerun.errors import ForerunError, PromptError, RequestBodyError
 from forerun.server.completions import BODIES, answer
 from forerun.server.metrics import HTTPMetrics, Prometheus
 from forerun.server.middleware import RequestMiddleware, refusal_response
-from forerun.server.ollama import RUNNING, SHOW_URL, ShowBody, add_ollama
+from forerun.server.ollama import NO_EMBEDDINGS, RUNNING, SHOW_URL, ShowBody, add_ollama
 from forerun.server.options import ServerOptions
 from forerun.server.protocol.bodies import Body, Messages, TokenIds, validated
 from forerun.server.protocol.errors import failure_fields
@@ -256,7 +256,7 @@ def _no_such_path(request: Request) -> str:
     """Return what there is in place of a path that is not there."""
     path = request.url.path.rstrip("/")
     if path.rpartition("/")[2] in _OF_EMBEDDINGS:
-        return "forerun computes no embeddings: it generates text. Take a server of embedding models."
+        return NO_EMBEDDINGS
     routes = (route for route in request.app.routes if isinstance(route, APIRoute) and route.include_in_schema)
     paths = sorted({route.path for route in routes})
     if close := get_close_matches(path, paths, n=1, cutoff=0.8):

@@ -6,7 +6,7 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, aclosing
 from functools import partial
 from typing import Any, cast
 
@@ -22,11 +22,13 @@ from forerun.server.progress import Replay, StreamState
 from forerun.server.protocol.answers import Asked, Chunks
 from forerun.server.protocol.bodies import validated
 from forerun.server.protocol.errors import OLLAMA_PATHS, error_at, error_response, failure_fields
+from forerun.server.protocol.infill_api import InfillAnswers, InfillBody, LimitedText
 from forerun.server.protocol.messages_api import MessageEvents, MessagesBody
 from forerun.server.protocol.ollama_api import GenerateBody, OllamaChatBody, OllamaLines, load_answer
 from forerun.server.protocol.requests import (
     CHAT_URL,
     COMPLETIONS_URL,
+    INFILL_URL,
     MESSAGES_URL,
     OLLAMA_CHAT_URL,
     OLLAMA_GENERATE_URL,
@@ -44,6 +46,7 @@ BODIES: Mapping[str, Any] = {
     COMPLETIONS_URL: CompletionBody,
     RESPONSES_URL: ResponseBody,
     MESSAGES_URL: MessagesBody,
+    INFILL_URL: InfillBody,
     OLLAMA_GENERATE_URL: GenerateBody,
     OLLAMA_CHAT_URL: OllamaChatBody,
 }
@@ -52,6 +55,7 @@ FORMS: Mapping[str, Any] = {
     COMPLETIONS_URL: Chunks,
     RESPONSES_URL: ResponseEvents,
     MESSAGES_URL: MessageEvents,
+    INFILL_URL: InfillAnswers,
     OLLAMA_GENERATE_URL: OllamaLines,
     OLLAMA_CHAT_URL: OllamaLines,
 }
@@ -116,6 +120,8 @@ class ActiveResponse:
         self._started = time.monotonic()
         self.complete = False
         self.outputs = service.outputs(completion, requests, request)
+        if completion.limits:
+            self.outputs = self._limited(self.outputs, LimitedText(completion.limits), requests[0].id)
 
     @property
     def _generations(self) -> list[Generation]:
@@ -162,6 +168,17 @@ class ActiveResponse:
         """Return a line that adds nothing, with a blank before it that tells it from the answer's."""
         return b" " + _events(self.url, [self.form.idle()])
 
+    async def _limited(
+        self, outputs: AsyncGenerator[tuple[int, StepOutput], None], text: LimitedText, request_id: int
+    ) -> AsyncGenerator[tuple[int, StepOutput], None]:
+        """Yield the outputs of the only prompt, which ends where its text says."""
+        async with aclosing(outputs):
+            async for index, output in outputs:
+                text.push(output)
+                if text.is_over and output.choice is None:
+                    self.service.engine.thread.abort(request_id)
+                yield index, output
+
     def _count(self, index: int, output: StepOutput) -> None:
         if output.choice is not None:
             self._ended[index].append(output)
@@ -178,9 +195,7 @@ class Stream(EventSourceResponse):
 
     def __init__(self, events: AsyncIterator[bytes], active: ActiveResponse, resources: AsyncExitStack) -> None:
         lines: dict[str, Any] = {}
-        if active.url.startswith(
-            OLLAMA_PATHS
-        ):  # where comments of events are none, a blank tells a ping from an answer
+        if active.url.startswith(OLLAMA_PATHS):
             lines["media_type"] = "application/x-ndjson"
             lines["ping_message_factory"] = active.idle_line
         super().__init__(events, sep="\n", send_timeout=active.service.options.send_timeout, **lines)

@@ -24,13 +24,13 @@ SHOW_URL = f"{OLLAMA_PATHS}show"
 _VERSION = "0.13.0"
 """Of the Ollama whose API this is: clients look for features by it."""
 _NEVER = "9999-12-31T23:59:59Z"
-_NO_EMBEDDINGS = "forerun computes no embeddings: it generates text. Take a server of embedding models."
+NO_EMBEDDINGS = "forerun computes no embeddings: it generates text. Take a server of embedding models."
 _ONE_MODEL = (
     "forerun serves the one model that it was started with, and neither gets nor changes any. Get models with "
     "`forerun fetch`, and start the server with another one: `forerun serve MODEL --ollama`."
 )
 _NOT_SERVED = {
-    **dict.fromkeys(("embed", "embeddings"), _NO_EMBEDDINGS),
+    **dict.fromkeys(("embed", "embeddings"), NO_EMBEDDINGS),
     **dict.fromkeys(("pull", "push", "create", "copy", "delete", "blobs/{digest}"), _ONE_MODEL),
 }
 _PARAMETERS = {"repetition_penalty": "repeat_penalty"}

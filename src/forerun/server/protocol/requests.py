@@ -41,6 +41,7 @@ COMPLETIONS_URL = "/v1/completions"
 MESSAGES_URL = "/v1/messages"
 OLLAMA_GENERATE_URL = "/api/generate"
 OLLAMA_CHAT_URL = "/api/chat"
+INFILL_URL = "/infill"
 DEFAULT_COMPLETION_TOKENS = 16
 """max_tokens of a completion that does not say, as OpenAI's. Of a chat it is what the context holds."""
 _OF_RENDERING = frozenset(
@@ -83,6 +84,22 @@ class Returned:
     names_by_id: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class TextLimits:
+    """Where an answer ends by its text.
+
+    Attributes:
+        indent: before a line with fewer blanks before its text; 0: at none.
+        seconds: at the first end of a line after so much time since its first token; 0: at none.
+    """
+
+    indent: int = 0
+    seconds: float = 0.0
+
+    def __bool__(self) -> bool:
+        return bool(self.indent or self.seconds)
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class CompletionRequest:
     """A request for answers.
@@ -109,6 +126,7 @@ class CompletionRequest:
         tools: functions that the model may call.
         one_call: an answer has one call at most.
         forced: calls that must be made, or must follow their schemas.
+        limits: where the answer ends by its text.
     """
 
     url: str
@@ -131,6 +149,7 @@ class CompletionRequest:
     tools: Seq[Any] = ()
     one_call: bool = False
     forced: Forced | None = None
+    limits: TextLimits = TextLimits()
 
     @property
     def is_chat(self) -> bool:
@@ -167,14 +186,15 @@ class CompletionRequest:
             encoded = self._encoded(llm, options)
             prompts = [each if isinstance(each, Infill) else each[-self._most_kept(llm) :] for each in encoded]
             if self.forced is not None:
-                assert form is not None and not isinstance(prompts[0], Infill)  # a chat that carries calls
+                assert form is not None
+                assert not isinstance(prompts[0], Infill)
                 kind = self.parser(form, texts, prompts[0], "").kind
                 if kind == CALL:
                     raise PromptError("The last message begins a call, which tool_choice cannot force. Leave it out.")
                 thinks = kind == REASONING
                 grammar = self.forced.grammar(form, self.tools, llm.engine.grammars, thinks, self.one_call)
                 params = replace(params, grammar=grammar)
-            made = llm.requests(prompts, params, stream=self.stream, flow=flow)
+            made = llm.requests(prompts, params, stream=self.stream or bool(self.limits), flow=flow)
         except PromptError as error:
             code = "context_length_exceeded" if isinstance(error, ContextLengthError) else None
             raise RequestBodyError(str(error), self.prompt_field, code) from None
@@ -196,6 +216,7 @@ class CompletionRequest:
         found: list[list[int] | Infill] = []
         for index, prompt in enumerate(self.prompts):
             if isinstance(prompt, Infill):
+                _check_infill(llm, "suffix" if self.url == COMPLETIONS_URL else self.prompt_field)
                 found.append(prompt)
                 continue
             with naming_prompt(index, len(self.prompts)):
@@ -232,6 +253,14 @@ class CompletionRequest:
         if not self.is_chat or (self.params.grammar is not None and self.forced is None):
             return None
         return texts.response_format(has_tools=bool(self.tools))
+
+
+def _check_infill(llm: LLM, param: str) -> None:
+    """Raise RequestBodyError, of a field of the body, if the model cannot fill in the middle."""
+    try:
+        _ = llm.infill_format
+    except PromptError as error:
+        raise RequestBodyError(str(error), param) from None
 
 
 def check_template_options(options: Mapping[str, Any], tokenizer: Any) -> None:
