@@ -39,14 +39,14 @@ OF_LOADING = frozenset(
 )
 """Options of how Ollama loads a model, and what it keeps of a context that it shifts: taken without effect, since this
 server's model is loaded, and its context is never shifted."""
-SWITCHED_OFF: Mapping[str, tuple[Any, ...]] = {
-    "mirostat": (0,),
-    "tfs_z": (1,),
-    "typical_p": (1,),
-    "vocab_only": (False,),
-    "penalize_newline": (True,),
+SWITCHED_OFF: Mapping[str, Any] = {
+    "mirostat": 0,
+    "tfs_z": 1,
+    "typical_p": 1,
+    "vocab_only": False,
+    "penalize_newline": True,
 }
-"""Options that forerun does not have, and the values that change nothing."""
+"""Options that forerun does not have, and the value that changes nothing."""
 _OF_MIROSTAT = ("mirostat_tau", "mirostat_eta")
 _KNOWN = frozenset({*SAME_NAMES, "max_tokens", "speculative", "prediction", "cache_salt"} - {"n"})
 """Options that are taken by these names, or by others of `HABITS`."""
@@ -60,7 +60,9 @@ class _Options(GenerationBody):
     max_tokens: Count | None = None
 
 
-def sampling_params(options: Mapping[str, Any], context_length: int, own: Mapping[str, Any], **others: Any) -> Any:
+def sampling_params(
+    options: Mapping[str, Any], context_length: int, own: Mapping[str, Any], **others: Any
+) -> SamplingParams:
     """Return the options of sampling that a body's `options` are.
 
     Args:
@@ -114,9 +116,9 @@ def _option_of(name: str, value: Any, context_length: int) -> str | None:
             )
         return None
     if name in SWITCHED_OFF:
-        if value in SWITCHED_OFF[name]:
+        allowed = SWITCHED_OFF[name]
+        if value == allowed:
             return None
-        allowed = SWITCHED_OFF[name][0]
         raise RequestBodyError(
             f"{shown} is {described_value(value)}, which forerun does not do, and it would change the text. Give "
             f"{json.dumps(allowed)}, or leave it out.",
@@ -261,7 +263,7 @@ class _OllamaBody(Body):
     truncate: Literal[False] | None = Field(None, description="false: a prompt that is too long is refused")
     shift: Literal[False] | None = Field(None, description="false: an answer ends where the context does")
 
-    def _params(self, context_length: int, own: Mapping[str, Any]) -> Any:
+    def _params(self, context_length: int, own: Mapping[str, Any]) -> SamplingParams:
         """Return the options of sampling. Raises RequestBodyError."""
         if self.top_logprobs and not self.logprobs:
             raise RequestBodyError("top_logprobs needs logprobs to be true. Set it, or leave it out.", "logprobs")
