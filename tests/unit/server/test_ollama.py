@@ -178,7 +178,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "truncate": (CHAT, {"truncate": True}, "truncate is True"),
     "a field of others": (GENERATE, {"width": 512}, "width is not supported"),
     "tools": (CHAT, {"tools": [TOOL]}, "tools cannot be used with this model"),
-    "tools of a wrong type": (CHAT, {"tools": [{"type": "web"}]}, "tools."),
+    "tools of a wrong type": (CHAT, {"tools": [{"type": "web"}]}, "tools"),
     "an answer that is too long": (GENERATE, {"prompt": "a" * 5000}, "4096"),
 }
 
