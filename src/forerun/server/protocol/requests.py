@@ -162,7 +162,9 @@ class CompletionRequest:
                 if kind == CALL:
                     raise PromptError("The last message begins a call, which tool_choice cannot force. Leave it out.")
                 thinks = kind == REASONING
-                grammar = self.forced.grammar(form, self.tools, llm.engine.grammars, thinks, self.one_call)
+                grammars = llm.engine.grammars
+                most = params.max_tokens
+                grammar = self.forced.grammar(form, self.tools, grammars, thinks, self.one_call, most)
                 params = replace(params, grammar=grammar)
             made = llm.requests(prompts, params, stream=self.stream, flow=flow)
         except PromptError as error:
