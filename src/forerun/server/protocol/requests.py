@@ -210,7 +210,15 @@ class CompletionRequest:
         last = chat[-1] if self.ending.get("continue_final_message") else None
         end = texts.prompt_end(token_ids, 0 if last is None else 4 * len(str(last)))
         thinks = last is not None and not last.get("content")
-        return ResponseParser(form, end, self.tools, name, one_call=self.one_call, goes_on_thinking=thinks)
+        return ResponseParser(
+            form,
+            end,
+            self.tools,
+            name,
+            one_call=self.one_call,
+            goes_on_thinking=thinks,
+            is_loose=self.forced is None,  # what is forced or held to a schema is so in the model's own format alone
+        )
 
     def response_format(self, texts: ModelTexts) -> ResponseFormat | None:
         """Return the format by which the answer is parsed; None if all of it is text: so is what a grammar of the
