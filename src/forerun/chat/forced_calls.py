@@ -27,8 +27,8 @@ _FREE = {"{text}": "TEXT", "{free}": "FREE", "{thought}": "THOUGHT"}
 _NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
 _BUDGET = 4096
 """Tokens of the thinking before a required call, where a request does not say how many."""
-_CHARACTERS = 4
-"""Of a token of thinking: a grammar that counted tokens could not be rolled back."""
+_CHARACTERS = 3
+"""Of a token of thinking, rather too few: a grammar that counts tokens cannot be rolled back."""
 
 
 def call_grammar(
@@ -221,7 +221,7 @@ class Forced:
     ) -> Grammar:
         """Return the answer's grammar; grammars: of the engine. Raises RequestBodyError if there is none.
 
-        Half of the answer's tokens are left for the calls.
+        Thinking has half of max_tokens at most.
         """
         param = "tool_choice" if self.is_required else "tools"
         try:

@@ -121,7 +121,7 @@ def test_thinking_ends_before_a_call(tokenizer: Any) -> None:
 @pytest.mark.parametrize("name", ["hermes", "harmony"])
 def test_thinking_before_a_required_call_ends_with_its_budget(name: str, tokenizer: Any) -> None:
     special, call, thought = special_of(tokenizer), WRITTEN[name], THOUGHTS[name].replace("Hm.", "a" * 30)
-    for budget, fits in ((8, True), (7, False)):  # of four characters a token, line breaks too
+    for budget, fits in ((11, True), (9, False)):  # of three characters a token, line breaks too
         grammar = call_grammar(form(CASES[name].written), TOOLS, special, budget=budget)
         assert follows(tokenizer, grammar, thought + call) == fits
     free = call_grammar(form(CASES[name].written), TOOLS, special, budget=1, is_required=False)

@@ -274,6 +274,53 @@ def test_forced_calls(name: str) -> None:
         assert [block["name"] for block in body["content"]] == ["weather"] and body["stop_reason"] == "tool_use"
 
 
+@pytest.mark.parametrize("name", sorted({*CASES} - {"thinking"}))
+def test_a_forced_call_begins_at_once(name: str) -> None:
+    """The model wants to say a lot first. It may think, but no longer than its budget."""
+    pytest.importorskip("llguidance")
+    chosen = {"city": {"enum": ["a", "b"]}, "days": {"enum": ["1", "2"]}}
+    tools = [{"name": "weather", "input_schema": EMPTY | {"properties": chosen, "required": [*chosen]}}]
+    with written(name, "hello world! " * 20) as client:
+        fields: dict[str, Any] = {"tools": tools, "tool_choice": {"type": "any", "disable_parallel_tool_use": True}}
+        fields |= {"max_tokens": 500, "thinking": {"type": "enabled", "budget_tokens": 50}}
+        answers = []
+        for speculative in (True, False):
+            body = answered(client, "/v1/messages", speculative=speculative, **fields)
+            *thoughts, use = body["content"]
+            assert body["stop_reason"] == "tool_use" and use["name"] == "weather" and {*use["input"]} == {*chosen}
+            answers.append([[each["thinking"] for each in thoughts], use["input"]])
+            events = answered(client, "/v1/messages", speculative=speculative, stream=True, **fields)
+            pieces = [event["delta"] for event in events if event["type"] == "content_block_delta"]
+            assert not any("text" in piece for piece in pieces)
+            thought, call = ("".join(each.get(key, "") for each in pieces) for key in ("thinking", "partial_json"))
+            answers.append([[thought] if thought else [], json.loads(call)])
+        assert all(each == answers[0] for each in answers)
+        assert len(answers[0][0]) >= CASES[name].prompt.endswith(("<think>\n", "<think>"))
+        assert all(100 < len(each) <= 150 for each in answers[0][0])
+
+
+def test_calls_beside_the_format() -> None:
+    """In fences, twice, with text around: the same with and without drafts, whole and streamed; not of other tools."""
+    call = '```json\n{\n  "name": "weather",\n  "arguments": {"city": "a", "days": 1}\n}\n```'
+    other = call.replace("weather", "whether")
+    with written("hermes", f"Two:\n{call}\n\n{call}\nDone.\n{other}") as client:
+        for speculative in (True, False):
+            fields = {"tools": FUNCTIONS, "max_tokens": 300, "speculative": speculative}
+            (choice,) = answered(client, **fields)["choices"]
+            assert choice["finish_reason"] == "tool_calls"
+            assert called(choice["message"]["tool_calls"]) == [("weather", {"city": "a", "days": 1})] * 2
+            assert choice["message"]["content"] == f"Two:\nDone.\n{other}"
+            deltas = [event["choices"][0]["delta"] for event in answered(client, stream=True, **fields)]
+            assert "".join(each["content"] for each in deltas) == choice["message"]["content"]
+            names = [call["function"].get("name") for each in deltas for call in each.get("tool_calls", ())]
+            assert [name for name in names if name] == ["weather", "weather"]
+            for more in ({"tools": None}, {"tool_choice": "none"}):
+                assert "tool_calls" not in answered(client, **{**fields, **more})["choices"][0]["message"]
+        tools = [{"name": each["name"], "input_schema": each["parameters"]} for each in (WEATHER,)]
+        blocks = answered(client, "/v1/messages", tools=tools, max_tokens=300)["content"]
+        assert [block["type"] for block in blocks] == ["text", "tool_use", "tool_use"]
+
+
 def test_strict_calls() -> None:
     """The model writes arguments that the schema does not know; without a call, it may say what it likes."""
     pytest.importorskip("llguidance")
@@ -287,7 +334,7 @@ def test_strict_calls() -> None:
         assert texts[0] == {"town": "a", "days": 1} and texts[1] == texts[2] and [*texts[1]] == ["city", "days"]
     with written("hermes", "hello world!") as client:
         assert answered(client, tools=strict, max_tokens=99)["choices"][0]["message"]["content"] == "hello world!"
-    with written("gemma4") as client:
+    with written("llama3") as client:  # whose calls begin like any JSON
         refused = client.post("/v1/chat/completions", json={**TALK, "tools": strict})
         assert refused.status_code == 400 and refused.json()["error"]["param"] == "tools"
 

@@ -134,7 +134,9 @@ class MessagesBody(GenerationBody):
             ending=self._ending(),
             tools=tools,
             one_call=choice.disable_parallel_tool_use,
-            forced=Forced.by(choice.type, choice.name, tools, params.grammar),
+            forced=Forced.by(
+                choice.type, choice.name, tools, params.grammar, self.thinking and self.thinking.budget_tokens
+            ),
         )
 
     def _template_options(self) -> dict[str, Any]:
