@@ -294,7 +294,7 @@ class ResponseParser:
             self._take(call, mark)
             if call.is_broken and call.region.is_offered:  # nothing closes it
                 self._finish("")
-            return None
+            return
         begins = mark == "{" and call.is_sought and call.depth == (not call.region.is_named)
         if begins and not call.is_broken:  # what follows are arguments if it is certain that it is an object of them
             call.is_sought = False
@@ -309,7 +309,6 @@ class ResponseParser:
         call.is_streaming = call.is_streaming and call.depth > (not call.region.is_named)
         if mark in "}]" and call.depth <= 0 and not call.is_broken:
             self._finish("")
-        return None
 
     def _take(self, call: _Call, text: str) -> None:
         call.body.append(text)

@@ -65,6 +65,8 @@ async def answer(service: Service, url: str, request: Request) -> Response:
         return validated(BODIES[url], content).request(target.context_length, service.sampling.options, kept)
 
     completion = await service.parsed(request, read)
+    if ignored := completion.unread_by(service.llm.tokenizer):
+        request.state.log_fields["ignored"] = ignored
     service.check_model(completion.model)
     async with AsyncExitStack() as stack:
         stack.enter_context(service.admitted(completion, request.state.tenant))

@@ -73,9 +73,7 @@ TEXTS = {
     "coder 7b, lines of one object": Written(
         "hermes", '{\n"name": "read_file",\n"arguments": {\n"path": "a"\n}\n}', [("read_file", {"path": "a"})]
     ),
-    "coder, tools as a tag": Written(
-        "hermes", '<tools>\n{"name": "current_time", "arguments": {}}\n</tools>', [NOW]
-    ),
+    "coder, tools as a tag": Written("hermes", '<tools>\n{"name": "current_time", "arguments": {}}\n</tools>', [NOW]),
     "coder, text around": Written(
         "hermes", f"I will look.\n\n{fenced(*PARIS)}\n\nThen I answer.", [PARIS], "I will look.\n\nThen I answer."
     ),
