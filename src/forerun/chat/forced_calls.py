@@ -70,7 +70,10 @@ def call_grammar(
     free, blank = ("", " /\\n{0,2}/") if is_required or answer is not None else ("{free}", "")
     start = f"{rules.sequence(free + trigger) if trigger else ''} {call}"
     if name is None and "between" in written and not one_call:
+        between = rules.sequence(written["between"])
         start += f" ({rules.sequence(written['between'] + trigger)} {call})*"
+        # many a model writes it before it ends, too, and could then do nothing but call again
+        start += f" ({between})?" if between else ""
     if not is_required and otherwise is not None:
         places = {} if answer is None else dict.fromkeys(_FREE, rules.add(_json(answer)))
         start = f"({start} | {rules.sequence(otherwise, places)})"

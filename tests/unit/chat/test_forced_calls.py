@@ -173,6 +173,7 @@ def test_several_calls_and_optional_arguments() -> None:
     call = WRITTEN["qwen3-coder"].replace("</function>", unit + "</function>")
     grammar = call_grammar(form(written), TOOLS, special_of(tokenizer))
     assert follows(tokenizer, grammar, f"{call}\n{call}\n{WRITTEN['qwen3-coder']}")
+    assert follows(tokenizer, grammar, f"{call}\n") and not follows(tokenizer, grammar, f"{call}\n\n")
     assert not follows(tokenizer, grammar, call.replace("\nC\n", "\nK\n"))
     optional = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"$ref": "#/$defs/b"}, "c": {}}}
     tools = [{"function": {"name": "f", "parameters": optional | {"$defs": {"b": {"type": "string"}}}}}]
