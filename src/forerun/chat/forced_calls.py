@@ -162,7 +162,7 @@ def _by_argument(rules: _Rules, written: Mapping[str, Any], schema: Mapping[str,
 def _is_text(written: Mapping[str, Any], types: set[str], choices: Seq[Any] | None) -> bool:
     """Return whether the value of an argument is written as text, in place of JSON. types, choices: of its schema."""
     if "string" in written:
-        return types == {"string"} or (not types and bool(choices) and all(isinstance(each, str) for each in choices))
+        return types == {"string"} or (not types and bool(choices) and {*map(type, choices or ())} == {str})
     return "separator" not in written and (not types or "string" in types)
 
 

@@ -212,13 +212,11 @@ class Region:
         schemas: name -> JSON schemas of the parameters, by which arguments that are written as text get their types.
         """
         value = CONTENTS[self.field.get("content", "text")](text, self.field.get("content_args", {}))
-        if self.is_offered:
-            calls = [_offered_call(each, schemas) for each in (value if isinstance(value, list) else [value])]
-        else:
-            is_list = isinstance(value, list) and not self.is_named
-            items = [{"content": each} for each in (value if is_list else [value])]
-            items = value if self.field.get("transform_each") else items
-            calls = [transformed(self.field.get("transform", "{content}"), {**captures, **item}) for item in items]
+        values = value if isinstance(value, list) and not self.is_named else [value]
+        items = values if self.field.get("transform_each") else [{"content": each} for each in values]
+        template = self.field.get("transform", "{content}")
+        calls: list[Any] = [transformed(template, {**captures, **item}) for item in items if not self.is_offered]
+        calls += [_offered_call(each, schemas) for each in values if self.is_offered]
         for call in chain.from_iterable(each if isinstance(each, list) else [each] for each in calls):
             function = call.get("function", call)
             name = function["name"]

@@ -66,3 +66,7 @@ def answered(client: httpx.Client, path: str = "/v1/chat/completions", **fields:
         return response.json()
     data = [line.removeprefix("data: ") for line in response.text.splitlines() if line.startswith("data: ")]
     return [json.loads(each) for each in data if each != "[DONE]"]
+
+
+def called(calls: list[dict[str, Any]]) -> list[tuple[str, Any]]:
+    return [(call["function"]["name"], json.loads(call["function"]["arguments"])) for call in calls]

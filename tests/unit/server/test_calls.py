@@ -19,17 +19,13 @@ from forerun.server.protocol.bodies import validated
 from forerun.server.protocol.responses_api import ResponseBody
 from serving import LIMIT, NAME
 from small_tokenizers import ids_of
-from written_answers import TALK, answered, tokenizer_of, written
+from written_answers import TALK, answered, called, tokenizer_of, written
 
 
 @pytest.fixture(scope="module", params=["hermes, thinking begun by the prompt", "hermes", "harmony", "mistral"])
 def family(request: pytest.FixtureRequest) -> Iterator[tuple[Case, httpx.Client]]:
     with written(request.param) as client:
         yield CASES[request.param], client
-
-
-def called(calls: list[dict[str, Any]]) -> list[tuple[str, Any]]:
-    return [(call["function"]["name"], json.loads(call["function"]["arguments"])) for call in calls]
 
 
 @pytest.mark.parametrize("speculative", [True, False])

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterator
-from time import sleep
 from typing import Any
 
 import httpx
 import pytest
 
 from forerun.server.logs import LOGGER, TextFormatter
+from serving import until
 from written_answers import answered, written
 
 HEADER = "x-forerun-ignored"
@@ -163,12 +163,13 @@ def test_the_log_names_what_was_ignored_and_the_field_of_each_refusal(
         for number, request in enumerate(requests):
             headers = {**request.pop("headers", {}), "x-request-id": f"asked-{number}"}
             client.post("/v1/responses", headers=headers, **request)
-        for _ in range(500):  # a line is written after the response
-            if len(found) == len(requests):
-                break
-            sleep(0.01)
+
+        def is_told() -> bool:  # a line is written after the response
             told: list[Any] = [each.msg for each in caplog.records]
-            found = {each["request_id"]: each for each in told if str(each["request_id"]).startswith("asked-")}
+            found.update({each["request_id"]: each for each in told if str(each["request_id"]).startswith("asked-")})
+            return len(found) == len(requests)
+
+        until(is_told)
     first, *refused = (found[f"asked-{number}"] for number in range(len(requests)))
     assert first["ignored"] == CODEX_IGNORED.split(", ")
     record = logging.LogRecord(LOGGER, logging.INFO, __file__, 1, first, (), None)
