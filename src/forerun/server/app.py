@@ -31,6 +31,7 @@ from forerun.server.protocol.errors import failure_fields
 from forerun.server.protocol.messages_api import CountBody
 from forerun.server.protocol.requests import MESSAGES_URL, Tools, check_template_options, with_read_calls
 from forerun.server.protocol.responses_api import RESPONSES_URL
+from forerun.server.protocol.without_effect import IGNORED_HEADER, offered_tools
 from forerun.server.service import Service
 from forerun.utils.library_tokenizer import LibraryTokenizer
 
@@ -53,14 +54,15 @@ class TokenizeBody(Body):
         target = service.llm.target
         if (self.messages is None) == (self.prompt is None):
             raise RequestBodyError("Give either prompt, a text, or messages, a chat.", param="prompt")
-        check_template_options(self.chat_template_kwargs or {}, tokenizer)
+        check_template_options(self.chat_template_kwargs or {})
         of_chats = ("chat_template_kwargs", "tools", "add_generation_prompt", "continue_final_message")
         given = {name: value for name in of_chats if (value := getattr(self, name)) is not None}
         if self.messages is None and (wrong := next(iter(given), None)):
             raise RequestBodyError(f"{wrong} is for messages. Leave it out.", param=wrong)
         options = {**given.pop("chat_template_kwargs", {}), **given}
-        if not self.tools:  # an empty list is none, as in a chat
-            options.pop("tools", None)
+        options |= {"tools": offered_tools(self.tools)}
+        if not options["tools"]:  # an empty list is none, as in a chat
+            del options["tools"]
         prompt: Any = self.prompt if self.messages is None else list(map(with_read_calls, self.messages))
         try:
             encoded = partial(encode, prompt, tokenizer, target.name, options, model=target)
@@ -130,7 +132,7 @@ def with_middleware(app: ASGIApp, options: ServerOptions, metrics: HTTPMetrics) 
         allow_origins=list(options.cors_origin),
         allow_methods=["GET", "POST", "DELETE"],
         allow_headers=["*"],
-        expose_headers=["x-request-id"],
+        expose_headers=["x-request-id", IGNORED_HEADER],
     )
     return allowed, middleware
 

@@ -77,6 +77,8 @@ async def answer(service: Service, url: str, request: Request) -> Response:
         return cast(CompletionRequest, made)
 
     completion = await service.parsed(request, read)
+    if ignored := completion.unread_by(service.llm.tokenizer):
+        request.state.log_fields["ignored"] = ignored
     service.check_model(completion.model)
     if not completion.prompts:
         return JSONResponse(load_answer(completion, service.name))

@@ -22,6 +22,7 @@ from forerun.server.logs import LOGGER
 from forerun.server.metrics import HTTPMetrics
 from forerun.server.options import ServerOptions, host_of, is_loopback
 from forerun.server.protocol.errors import error_at, error_response, failure_fields
+from forerun.server.protocol.without_effect import IGNORED_HEADER
 
 OPEN_PATHS = ("/health", "/", "/page.css", "/page.js")
 """Paths that need no key."""
@@ -154,7 +155,10 @@ class RequestMiddleware:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message = {**message, "headers": [*message["headers"], (b"x-request-id", request_id.encode())]}
+                more = [(b"x-request-id", request_id.encode())]
+                if ignored := log_fields.get("ignored"):
+                    more.append((IGNORED_HEADER.encode(), ", ".join(ignored).encode()))
+                message = {**message, "headers": [*message["headers"], *more]}
             await send(message)
 
         self.num_active += 1

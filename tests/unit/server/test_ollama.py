@@ -173,7 +173,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "raw and system": (GENERATE, {"raw": True, "system": "a"}, "raw is for a whole prompt"),
     "raw and suffix": (GENERATE, {"raw": True, "suffix": "a"}, "raw is for a whole prompt"),
     "a template's loop": (GENERATE, {"template": "{{ range .Messages }}{{ end }}"}, "template holds range .Messages"),
-    "format": (GENERATE, {"format": "xml"}, 'format is a string, but must be "json", or a JSON schema'),
+    "format": (GENERATE, {"format": "xml"}, 'but must be "json", or a JSON schema'),
     "think": (CHAT, {"think": "a lot"}, "think is a string"),
     "truncate": (CHAT, {"truncate": True}, "truncate is True"),
     "a field of others": (GENERATE, {"width": 512}, "width is not supported"),
@@ -335,7 +335,7 @@ def test_turns_are_messages_of_a_chat() -> None:
     assert chat[1]["reasoning_content"] == "hm"
     assert chat[2] == {"role": "tool", "content": "noon", "tool_call_id": second["id"], "name": "time"}
     assert chat[3] == {"role": "tool", "content": "dry", "tool_call_id": first["id"]}
-    assert made.tools == (TOOL,) and made.template_options == {"enable_thinking": True, "reasoning_effort": "low"}
+    assert [*made.tools] == [TOOL] and made.template_options == {"enable_thinking": True, "reasoning_effort": "low"}
     named = {**call, "id": "call_x"}
     messages = [*TALK, {"role": "assistant", "tool_calls": [named]}, {"role": "tool", "content": "dry"}]
     (chat,) = validated(OllamaChatBody, {"messages": messages, "think": False}).request(4096, {}).prompts

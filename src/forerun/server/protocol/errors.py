@@ -58,8 +58,8 @@ def error_at(path: str, body: dict[str, Any]) -> dict[str, Any]:
 
 
 def failure_fields(error: BaseException) -> dict[str, str]:
-    """Return what the log tells of an exception: its type, and the field of the body that it names."""
-    param = getattr(error, "param", None)
+    """Return what the log tells of an exception: its type, and the field that it names, of what is refused the body."""
+    param = getattr(error, "param", None) or ("body" if error_response(error)[0] == 400 else None)
     return {"error": type(error).__name__} | ({} if param is None else {"param": str(param)[:200]})
 
 

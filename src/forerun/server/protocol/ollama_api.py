@@ -28,6 +28,7 @@ from forerun.server.protocol.requests import (
     with_effort,
     with_read_calls,
 )
+from forerun.server.protocol.without_effect import ignored_tools, offered_tools
 from forerun.utils.habits import hint, option_for
 from forerun.utils.json_file import described_value
 
@@ -309,6 +310,7 @@ class GenerateBody(_OllamaBody):
             "prompt",
             stream=self.stream is not False,
             template_options=self._template_options() if is_chat else {},
+            ignored=self.ignored,
         )
 
     def _check(self) -> None:
@@ -362,7 +364,8 @@ class OllamaChatBody(_OllamaBody):
             stream=self.stream is not False,
             template_options=self._template_options(),
             ending={"continue_final_message": True} if goes_on else {},
-            tools=tuple(self.tools or ()),
+            tools=offered_tools(self.tools),
+            ignored=[*self.ignored, *ignored_tools(self.tools)],
         )
 
 

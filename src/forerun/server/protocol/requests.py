@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence as Seq
 from dataclasses import dataclass, field as dataclass_field, replace
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, WrapValidator
+from pydantic import BeforeValidator, Field, WrapValidator
 from typing_extensions import TypedDict
 
 from forerun.chat.forced_calls import Forced
@@ -35,6 +35,7 @@ from forerun.server.protocol.bodies import (
     validated,
 )
 from forerun.server.protocol.model_texts import ModelTexts
+from forerun.server.protocol.without_effect import check_choice, ignored_tools, offered_tools, take_tool
 
 CHAT_URL = "/v1/chat/completions"
 COMPLETIONS_URL = "/v1/completions"
@@ -42,6 +43,13 @@ MESSAGES_URL = "/v1/messages"
 OLLAMA_GENERATE_URL = "/api/generate"
 OLLAMA_CHAT_URL = "/api/chat"
 INFILL_URL = "/infill"
+_EFFORTS = {
+    CHAT_URL: "reasoning_effort",
+    MESSAGES_URL: "output_config.effort",
+    OLLAMA_GENERATE_URL: "think",
+    OLLAMA_CHAT_URL: "think",
+}
+"""The field of bodies that says how much the model thinks."""
 DEFAULT_COMPLETION_TOKENS = 16
 """max_tokens of a completion that does not say, as OpenAI's. Of a chat it is what the context holds."""
 _OF_RENDERING = frozenset(
@@ -127,6 +135,7 @@ class CompletionRequest:
         one_call: an answer has one call at most.
         forced: calls that must be made, or must follow their schemas.
         limits: where the answer ends by its text.
+        ignored: fields of the body, and kinds of tools, that have no effect.
     """
 
     url: str
@@ -150,12 +159,19 @@ class CompletionRequest:
     one_call: bool = False
     forced: Forced | None = None
     limits: TextLimits = TextLimits()
+    ignored: Seq[str] = ()
 
     @property
     def is_chat(self) -> bool:
         """Return whether the prompt is messages, whose answer may hold thinking and calls."""
         first: Any = self.prompts[0]
         return isinstance(first, list) and bool(first) and isinstance(first[0], Mapping)
+
+    def unread_by(self, tokenizer: Any) -> list[str]:
+        """Return what was ignored, with an effort that the model's chat template does not read."""
+        is_read = "reasoning_effort" in str(getattr(tokenizer, "chat_template", ""))
+        is_given = "reasoning_effort" in self.template_options
+        return [*self.ignored, *([_EFFORTS.get(self.url, "reasoning.effort")] if is_given and not is_read else [])]
 
     def requests(self, llm: LLM, texts: ModelTexts, flow: Hashable = None) -> list[Request]:
         """Return the engine's request of each prompt, which is tokenized and checked.
@@ -169,7 +185,7 @@ class CompletionRequest:
                 forces its calls.
             SamplingError, DeviceError: as `LLM.requests`.
         """
-        check_template_options(self.template_options, llm.tokenizer)
+        check_template_options(self.template_options)
         options = {**self.template_options, **self.ending, **({"tools": [*self.tools]} if self.tools else {})}
         form = self.response_format(texts)
         chat: Any = self.prompts[0] if self.is_chat else ()
@@ -192,7 +208,9 @@ class CompletionRequest:
                 if kind == CALL:
                     raise PromptError("The last message begins a call, which tool_choice cannot force. Leave it out.")
                 thinks = kind == REASONING
-                grammar = self.forced.grammar(form, self.tools, llm.engine.grammars, thinks, self.one_call)
+                grammars = llm.engine.grammars
+                most = params.max_tokens
+                grammar = self.forced.grammar(form, self.tools, grammars, thinks, self.one_call, most)
                 params = replace(params, grammar=grammar)
             made = llm.requests(prompts, params, stream=self.stream or bool(self.limits), flow=flow)
         except PromptError as error:
@@ -245,7 +263,15 @@ class CompletionRequest:
         last = chat[-1] if self.ending.get("continue_final_message") else None
         end = texts.prompt_end(token_ids, 0 if last is None else 4 * len(str(last)))
         thinks = last is not None and not last.get("content")
-        return ResponseParser(form, end, self.tools, name, one_call=self.one_call, goes_on_thinking=thinks)
+        return ResponseParser(
+            form,
+            end,
+            self.tools,
+            name,
+            one_call=self.one_call,
+            goes_on_thinking=thinks,
+            is_loose=self.forced is None,  # what is forced or held to a schema is so in the model's own format alone
+        )
 
     def response_format(self, texts: ModelTexts) -> ResponseFormat | None:
         """Return the format by which the answer is parsed; None if all of it is text: so is what a grammar of the
@@ -263,16 +289,12 @@ def _check_infill(llm: LLM, param: str) -> None:
         raise RequestBodyError(str(error), param) from None
 
 
-def check_template_options(options: Mapping[str, Any], tokenizer: Any) -> None:
-    """Raise RequestBodyError if an option is a parameter of `apply_chat_template`, or an effort that is not read."""
+def check_template_options(options: Mapping[str, Any]) -> None:
+    """Raise RequestBodyError if an option is a parameter of `apply_chat_template`."""
     if wrong := next((option for option in options if option in _OF_RENDERING), None):
         raise RequestBodyError(
             f"chat_template_kwargs sets {wrong!r}, which is no option of a template. Leave it out.",
             param="chat_template_kwargs",
-        )
-    if "reasoning_effort" in options and "reasoning_effort" not in str(getattr(tokenizer, "chat_template", "")):
-        raise RequestBodyError(
-            "reasoning_effort is not read by the model's chat template. Leave it out.", param="reasoning_effort"
         )
 
 
@@ -337,9 +359,7 @@ class Tool(TypedDict):
     function: Function
 
 
-# it stays as it is, since the order of its keys is that of the prompt
-CheckedTool = Annotated[Tool, WrapValidator(lambda tool, check: check(tool) and tool)]
-Tools = Annotated[list[CheckedTool], Field(fail_fast=True)]
+Tools = Annotated[list[Annotated[Tool, WrapValidator(take_tool)]], Field(fail_fast=True)]
 
 
 class ChosenName(BodyPart):
@@ -376,9 +396,11 @@ class ChatBody(CompletionOptions):
     add_generation_prompt: bool | None = None
     reasoning_effort: str | None = None
     tools: Tools | None = None
-    tool_choice: Literal["auto", "none", "required"] | ChosenTool | None = Field(
-        None,
-        description='\'auto\', \'none\', \'required\', or {"type": "function", "function": {"name": ...}}',
+    tool_choice: Annotated[Literal["auto", "none", "required"] | ChosenTool | None, BeforeValidator(check_choice)] = (
+        Field(
+            None,
+            description='\'auto\', \'none\', \'required\', or {"type": "function", "function": {"name": ...}}',
+        )
     )
     parallel_tool_calls: bool | None = None
 
@@ -407,7 +429,7 @@ class ChatBody(CompletionOptions):
         choice = self.tool_choice
         if choice not in (None, "none") and self.tools is None:
             raise RequestBodyError("tool_choice needs tools. Give them, or leave it out.", param="tool_choice")
-        tools = () if self.tool_choice == "none" else tuple(self.tools or ())
+        tools = () if self.tool_choice == "none" else tuple(offered_tools(self.tools))
         name = choice.function.name if isinstance(choice, ChosenTool) else None
         return CompletionRequest(
             CHAT_URL,
@@ -420,6 +442,7 @@ class ChatBody(CompletionOptions):
             tools=tools,
             one_call=self.parallel_tool_calls is False,
             forced=Forced.by(choice if isinstance(choice, str) else None, name, tools, params.grammar),
+            ignored=(*self.ignored, *ignored_tools(self.tools)),
         )
 
     def _ending(self) -> dict[str, bool]:
@@ -487,6 +510,7 @@ class CompletionBody(CompletionOptions):
             "prompt",
             **self.common(),
             only_prompt=self.max_tokens == 0,
+            ignored=self.ignored,
         )
 
     def _with_suffix(self, prompts: list[Any]) -> list[Any]:
