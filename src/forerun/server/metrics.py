@@ -136,7 +136,8 @@ class Metrics(HTTPMetrics):
     """Counts what the server does.
 
     Args:
-        live: returns how many choices are `running` and `waiting`.
+        live: returns how many choices are `running` and `waiting`, and of the prompts without an answer the
+            `prompt_tokens_computed` and `prompt_tokens_waiting`.
 
     Attributes:
         prompted: counts the prompt tokens of an admitted request.
@@ -154,6 +155,14 @@ class Metrics(HTTPMetrics):
             {
                 "vllm:num_requests_running": ("Sequences that are computed.", lambda: live()["running"]),
                 "vllm:num_requests_waiting": ("Sequences that wait.", lambda: live()["waiting"]),
+                "forerun:prompt_tokens_computed": (
+                    "Tokens of prompts that are computed, of requests without output.",
+                    lambda: live()["prompt_tokens_computed"],
+                ),
+                "forerun:prompt_tokens_waiting": (
+                    "Tokens of prompts that are not computed yet.",
+                    lambda: live()["prompt_tokens_waiting"],
+                ),
                 "vllm:kv_cache_usage_perc": ("Share of the pages of keys and values in use.", used),
             }
         )

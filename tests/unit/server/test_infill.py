@@ -68,7 +68,7 @@ def refused(http: httpx.Client, url: str, body: dict[str, Any], **more: Any) -> 
 def streamed(http: httpx.Client, body: dict[str, Any], **more: Any) -> list[dict[str, Any]]:
     response = http.post("/infill", json={**body, "stream": True, **more})
     assert response.status_code == 200, response.text
-    lines = [line for line in response.text.splitlines() if line]
+    lines = [line for line in response.text.splitlines() if line and not line.startswith(": progress ")]
     assert all(line.startswith("data: {") for line in lines)
     return [json.loads(line.removeprefix("data: ")) for line in lines]
 

@@ -19,7 +19,7 @@ from typing_extensions import TypedDict
 from forerun.chat.infill import Infill
 from forerun.config import SamplingParams
 from forerun.engine.results import Choice, Generation, StepOutput
-from forerun.server.protocol.answers import Asked, grammar_warnings
+from forerun.server.protocol.answers import Asked, grammar_warnings, progress_comment
 from forerun.server.protocol.bodies import GenerationBody, Strings
 from forerun.server.protocol.requests import INFILL_URL, CompletionRequest, TextLimits
 
@@ -137,6 +137,14 @@ class InfillAnswers:
         """Return the body of the answer."""
         (choice,) = generations[0].choices
         return self._end(choice, "" if self._asked.request.only_prompt else choice.text)
+
+    def begun(self) -> Iterator[dict[str, Any]]:
+        """Yield the events that come before any output: none."""
+        yield from ()
+
+    def keep_alive(self, progress: Mapping[str, int]) -> Iterator[str]:
+        """Yield a comment, while the prompt is computed (`Chunks.keep_alive`)."""
+        yield progress_comment(progress)
 
     def of(self, prompt: int, output: StepOutput) -> Iterator[dict[str, Any]]:
         """Yield the event of one output, if it has text."""

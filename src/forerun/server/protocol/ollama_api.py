@@ -422,6 +422,14 @@ class OllamaLines:
         made = self._made(message.content or "", message.reasoning, message.calls, choice.logprobs)
         return made | self._end(generations[0])
 
+    def begun(self) -> Iterator[dict[str, Any]]:
+        """Yield the lines that come before any output: none."""
+        yield from ()
+
+    def keep_alive(self, progress: Mapping[str, int]) -> Iterator[dict[str, Any]]:
+        """Yield a line that adds nothing, while the prompt is computed (`Chunks.keep_alive`)."""
+        yield self.idle() | {"progress": progress}
+
     def of(self, prompt: int, output: StepOutput) -> Iterator[dict[str, Any]]:
         """Yield the line of one output; none if there is nothing to show yet. A call comes when it is whole."""
         chunk = output.chunk

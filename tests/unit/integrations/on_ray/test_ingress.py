@@ -110,7 +110,7 @@ def told(response: httpx.Response) -> Any:
 
 def cleared(value: Any) -> Any:
     if isinstance(value, dict):
-        left_out = ("id", "created", "created_at", "metrics", "item_id", *DURATIONS)
+        left_out = ("id", "created", "created_at", "metrics", "item_id", "progress", *DURATIONS)
         return {name: cleared(each) for name, each in value.items() if name not in left_out}
     return [cleared(each) for each in value] if isinstance(value, list) else value
 
@@ -302,6 +302,17 @@ def test_lines_go_on_at_another_replica(monkeypatch: pytest.MonkeyPatch) -> None
         replicas.fails = lost(5, 2)
         *_, last = told(http.post("/api/generate", json=LINES))
         assert {*last} == {"error"} and "has ended" in last["error"]
+
+
+def test_a_message_begins_once_wherever_its_replica_ends() -> None:
+    body = {**MESSAGES, "max_tokens": 8, "temperature": 0, "ignore_eos": True, "stream": True}
+    with running() as (replicas, _, http):
+        events: list[list[str]] = []
+        for at in (-1, *range(1, 9)):
+            replicas.fails = lost(at, -1)
+            found = told(http.post("/v1/messages", json=body))
+            events.append([event["type"] for event in found if event["type"] not in ("ping", "content_block_delta")])
+        assert events[0][0] == "message_start" and events == events[:1] * 9
 
 
 @pytest.mark.parametrize("path", [COMPLETIONS, CHAT, RESPONSES])
