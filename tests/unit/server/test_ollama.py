@@ -335,7 +335,7 @@ def test_turns_are_messages_of_a_chat() -> None:
     assert chat[1]["reasoning_content"] == "hm"
     assert chat[2] == {"role": "tool", "content": "noon", "tool_call_id": second["id"], "name": "time"}
     assert chat[3] == {"role": "tool", "content": "dry", "tool_call_id": first["id"]}
-    assert made.tools == (TOOL,) and made.template_options == {"enable_thinking": True, "reasoning_effort": "low"}
+    assert [*made.tools] == [TOOL] and made.template_options == {"enable_thinking": True, "reasoning_effort": "low"}
     named = {**call, "id": "call_x"}
     messages = [*TALK, {"role": "assistant", "tool_calls": [named]}, {"role": "tool", "content": "dry"}]
     (chat,) = validated(OllamaChatBody, {"messages": messages, "think": False}).request(4096, {}).prompts
