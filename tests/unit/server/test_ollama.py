@@ -173,7 +173,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "raw and system": (GENERATE, {"raw": True, "system": "a"}, "raw is for a whole prompt"),
     "raw and suffix": (GENERATE, {"raw": True, "suffix": "a"}, "raw is for a whole prompt"),
     "a template's loop": (GENERATE, {"template": "{{ range .Messages }}{{ end }}"}, "template holds range .Messages"),
-    "format": (GENERATE, {"format": "xml"}, 'format is a string, but must be "json", or a JSON schema'),
+    "format": (GENERATE, {"format": "xml"}, 'but must be "json", or a JSON schema'),
     "think": (CHAT, {"think": "a lot"}, "think is a string"),
     "truncate": (CHAT, {"truncate": True}, "truncate is True"),
     "a field of others": (GENERATE, {"width": 512}, "width is not supported"),
