@@ -17,7 +17,6 @@ from forerun.cli.output import text_or_file
 from forerun.config import AUTO, SamplingParams
 from forerun.errors import ConfigError
 
-_NOT_HERE = ("prompt_logprobs", "drafter", "num_draft_tokens", "tenant", "priority", "grammar", "prediction", "n")
 _DEFAULTS = SamplingParams(temperature=0.0)
 
 
@@ -37,13 +36,10 @@ def complete(
         str | None,
         typer.Option(help=options.DRAFTER_HELP, metavar="DRAFTER", show_default=options.DEFAULT_DRAFTER_TEXT),
     ] = None,
-    settings: Annotated[LLMOptions, Flags(leave_out=options.OF_SERVERS, typed=("quantize",))],
+    settings: Annotated[LLMOptions, Flags(leave_out=options.OF_SERVERS, typed=())],
     threads: options.Threads = None,
     json: options.Json = False,
-    params: Annotated[
-        SamplingParams,
-        Flags(base=_DEFAULTS, leave_out=_NOT_HERE, typed=("temperature", "max_tokens", "stop", "seed")),
-    ],
+    params: Annotated[SamplingParams, Flags("temperature", "max_tokens", "stop", "seed", base=_DEFAULTS)],
 ) -> None:
     """Write what is missing at a place in a file, with a model that fills in the middle.
 
