@@ -11,7 +11,7 @@ import typer
 from forerun.chat.infill import Infill
 from forerun.cli import options
 from forerun.cli.flags import Flags, with_flags
-from forerun.cli.generate import end, follow_printing, loading, open_llm
+from forerun.cli.generate import end, follow_printing, noting_load, open_llm
 from forerun.cli.options import LLMOptions, chosen_model
 from forerun.cli.output import text_or_file
 from forerun.config import AUTO, SamplingParams
@@ -49,7 +49,7 @@ def complete(
     prefix, suffix = divided(text_or_file(f"@{file}", "FILE", ConfigError), at)
     files = [(str(each), text_or_file(f"@{each}", "--extra", ConfigError)) for each in extra or ()]
     options.set_threads(threads)
-    with loading(model, quiet=json):
+    with noting_load(model, quiet=json):
         llm = open_llm(model, drafter or AUTO, chat=False, **asdict(settings))
     outputs, times, interrupted = follow_printing(llm, Infill(prefix, suffix, files), params, echo=not json)
     end(llm, model, outputs, times, json=json, interrupted=interrupted)

@@ -120,7 +120,7 @@ def generate(
     drafter = options.named_drafter(drafter, draft_model, draft_vocab)
     drafter = drafter or (AUTO if params.prediction is None else "prediction")
     options.set_threads(threads)
-    with loading(model, quiet=json):
+    with noting_load(model, quiet=json):
         llm = open_llm(model, drafter, chat=bool(chat or system), chat_template=template, **asdict(settings))
     if chat is None and system is None and not getattr(llm.tokenizer, "chat_template", None):
         messages = None
@@ -139,7 +139,7 @@ def _with_texts(params: SamplingParams, form: GrammarFlags) -> SamplingParams:
 
 
 @contextmanager
-def loading(model: str, *, quiet: bool) -> Iterator[None]:
+def noting_load(model: str, *, quiet: bool) -> Iterator[None]:
     """Say that a model is loaded, and the plan of its memory."""
     if not quiet:
         note(f"loading {model}")

@@ -171,7 +171,6 @@ class InfillAnswers:
     def _end(self, choice: Choice, text: str) -> dict[str, Any]:
         request = self._asked.request
         ids = [] if request.only_prompt else choice.token_ids
-        stopped = choice.finish_reason == "stop"
         word = choice.stop_reason if isinstance(choice.stop_reason, str) else ""
         params = request.params
         warnings = grammar_warnings([choice.stats])
@@ -190,7 +189,7 @@ class InfillAnswers:
             },
             "has_new_line": "\n" in choice.text,
             "truncated": bool(warnings),
-            "stop_type": ("word" if word else "eos") if stopped else "limit",
+            "stop_type": _stop_type(choice, word),
             "stopping_word": word,
             "tokens_cached": len(self._prompt) + max(len(ids) - 1, 0),
             "timings": self._timings(choice, len(ids)),
@@ -215,6 +214,13 @@ class InfillAnswers:
         if stats.num_draft_tokens:
             found |= {"draft_n": stats.num_draft_tokens, "draft_n_accepted": stats.num_accepted_tokens}
         return found
+
+
+def _stop_type(choice: Choice, word: str) -> str:
+    """Return why an answer has ended, in llama.cpp's words. word: the stop string that has ended it."""
+    if choice.finish_reason != "stop":
+        return "limit"
+    return "word" if word else "eos"
 
 
 def _at(value: Any, path: str) -> list[Any]:
