@@ -9,19 +9,15 @@ from typing import Any
 
 import httpx
 import pytest
-from tokenizers import AddedToken
 
-from doubles import adversaries
 from forerun import LLM
 from forerun.chat.infill import Infill
 from forerun.engine.results import StepOutput, StreamChunk
 from forerun.server.protocol.infill_api import LimitedText
 from forerun.server.protocol.requests import TextLimits
-from pooled import PAGE, PooledModel
-from serving import JSON, LIMIT, Served, fake_llm, serving
-from small_tokenizers import END, byte_level, ids_of
+from pooled import PAGE
+from serving import JSON, LIMIT, Served, fake_llm, filling_llm, serving
 
-TOKENS = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|fim_pad|>", "<|repo_name|>", "<|file_sep|>")
 COMPLETION = {"prompt": "hello", "suffix": "world", "max_tokens": 8, "temperature": 0}
 BODY = {"input_prefix": "hello\n", "input_suffix": "world", "prompt": "wor", "n_predict": 8, "temperature": 0}
 LLAMA_VIM = {
@@ -36,14 +32,6 @@ LLAMA_VIM = {
     "t_max_predict_ms": 1500,
 }
 """What llama.vim sends beside the texts (autoload/llama.vim)."""
-
-
-def filling_llm(**options: Any) -> LLM:
-    tokenizer = byte_level()
-    tokenizer.add_tokens([AddedToken(text, normalized=False) for text in TOKENS])
-    fake: Any = PooledModel(vocab_size=len(tokenizer), eos_token_ids=ids_of(tokenizer, END), context_length=512)
-    drafter = adversaries({}, len(tokenizer))["random"]
-    return LLM(fake, drafter, tokenizer=tokenizer, **{"num_draft_tokens": 3, "max_batch": 4, **options})
 
 
 @pytest.fixture(scope="module")
