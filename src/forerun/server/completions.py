@@ -121,7 +121,7 @@ class ActiveResponse:
         self.complete = False
         self.outputs = service.outputs(completion, requests, request)
         if completion.limits:
-            self.outputs = self._limited(self.outputs, LimitedText(completion.limits), requests[0].id)
+            self.outputs = self._limited(self.outputs, requests[0])
 
     @property
     def _generations(self) -> list[Generation]:
@@ -169,14 +169,15 @@ class ActiveResponse:
         return b" " + _events(self.url, [self.form.idle()])
 
     async def _limited(
-        self, outputs: AsyncGenerator[tuple[int, StepOutput], None], text: LimitedText, request_id: int
+        self, outputs: AsyncGenerator[tuple[int, StepOutput], None], request: PromptRequest
     ) -> AsyncGenerator[tuple[int, StepOutput], None]:
-        """Yield the outputs of the only prompt, which ends where its text says."""
+        """Yield the outputs of the only prompt, whose choices end where their texts say."""
+        texts = [LimitedText(self._completion.limits) for _ in range(request.params.n)]
         async with aclosing(outputs):
             async for index, output in outputs:
-                text.push(output)
-                if text.is_over and output.choice is None:
-                    self.service.engine.thread.abort(request_id)
+                texts[output.chunk.index].push(output)
+                if all(text.is_over for text in texts):
+                    self.service.engine.thread.abort(request.id)
                 yield index, output
 
     def _count(self, index: int, output: StepOutput) -> None:
