@@ -2,9 +2,9 @@
 
     PYTHONPATH=src:tests python tests/human_eval_infilling.py HumanEval-SingleLineInfilling.jsonl.gz MODEL --count 100
 
-Completes the first tasks greedily with and without a drafter, and prints how many texts are the same, and how many pass
-their task's tests. What the model writes runs in a child process with limits of time, memory and processes, in an empty
-folder, which may open no socket and no file for writing.
+Completes a line in the first tasks greedily, with and without a drafter, and prints how many texts are equal, and how
+many pass their task's tests. What the model writes runs in a child process with limits of time, memory and processes,
+in an empty folder, which may open no socket and no file for writing.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from forerun import LLM
+from forerun import LLM, Generation
 
 SECONDS, MEMORY = 5, 1 << 30
 GUARD = f"""
@@ -53,9 +53,9 @@ def passes(task: dict[str, Any], middle: str) -> bool:
     return done.returncode == 0
 
 
-def completed(llm: LLM, tasks: list[dict[str, Any]], count: int, **options: Any) -> list[Any]:
+def completed(llm: LLM, tasks: list[dict[str, Any]], **options: Any) -> list[Generation]:
     """Return the answer to each task."""
-    return [llm.infill(task["prompt"], task["suffix"], max_tokens=count, temperature=0.0, **options) for task in tasks]
+    return [llm.infill(task["prompt"], task["suffix"], temperature=0.0, **options) for task in tasks]
 
 
 def main() -> None:
@@ -65,11 +65,14 @@ def main() -> None:
     parser.add_argument("--drafter", default="suffix")
     parser.add_argument("--count", type=int, default=100)
     parser.add_argument("--max-tokens", type=int, default=64)
+    parser.add_argument("--whole", action="store_true", help="until the model ends, not to the end of a line")
     given = parser.parse_args()
     tasks = list(map(json.loads, gzip.decompress(given.data.read_bytes()).splitlines()))[: given.count]
     llm = LLM(given.model, drafter=given.drafter)
-    drafted = completed(llm, tasks, given.max_tokens)
-    plain = completed(llm, tasks, given.max_tokens, drafter="none")
+    options: dict[str, Any] = {} if given.whole else {"stop": "\n", "include_stop_str_in_output": True}
+    options["max_tokens"] = given.max_tokens
+    drafted = completed(llm, tasks, **options)
+    plain = completed(llm, tasks, drafter="none", **options)
     same = sum(a.token_ids == b.token_ids for a, b in zip(drafted, plain, strict=True))
     with ThreadPoolExecutor(2) as pool:
         passed = sum(pool.map(passes, tasks, [answer.text for answer in plain]))

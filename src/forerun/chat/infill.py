@@ -96,7 +96,7 @@ class InfillFormat:
         vocabulary = {} if tokenizer is None else {text: index for index, text in added_tokens(tokenizer).items()}
         named: dict[str, int] = dict(getattr(tokenizer, "fill_in", {}))
         ids = named if named.keys() >= {*_CORE} else {**named, **_of_one_family(vocabulary)}
-        if not ids.keys() >= {"fim_pre", "fim_suf"}:
+        if not ids.keys() >= {*_CORE}:
             raise PromptError(
                 f"{names[0]} has no tokens that fill in the middle, so it cannot complete a text between two others. "
                 "Take a model that was made for it, such as Qwen2.5-Coder, or leave the suffix out."
@@ -109,8 +109,10 @@ class InfillFormat:
             ids.pop("fim_mid", None)
         ends = {*ids.values(), *(vocabulary[text] for text in _ENDS if text in vocabulary)}
         first = texts["fim_pre"] in _SUFFIX_FIRST or any(_ALSO_SUFFIX_FIRST in name.lower() for name in names)
-        special = "|".join(map(re.escape, {*special_tokens(tokenizer), *texts.values()}))
-        return cls(ids, texts, first, tuple(sorted(ends)), re.compile(f"(?={special})"))
+        special = {*special_tokens(tokenizer), *texts.values()}
+        begins = "".join({re.escape(text[0]) for text in special})  # a set, which is found fast
+        pattern = re.compile(f"(?=[{begins}])(?={'|'.join(map(re.escape, special))})")
+        return cls(ids, texts, first, tuple(sorted(ends)), pattern)
 
     def encode(self, prompt: Infill, tokenizer: Any, room: int, *, special: bool = True) -> tuple[list[int], int]:
         """Return the token ids of a prompt, and how many of its extra files are left out, the oldest first.

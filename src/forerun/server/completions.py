@@ -127,7 +127,7 @@ class ActiveResponse:
         self.complete = False
         self._outputs = service.outputs(completion, requests, request)
         if completion.limits:
-            self._outputs = self._limited(self._outputs, LimitedText(completion.limits), requests[0].id)
+            self._outputs = self._limited(self._outputs, requests[0])
         self._first = asyncio.ensure_future(anext(self._outputs))
         self._num_sent = state.num_events
         self._num_computed = 0  # tokens of prompts, when that was last looked at
@@ -222,14 +222,15 @@ class ActiveResponse:
         return b" " + _events(self.url, [self.form.idle()])
 
     async def _limited(
-        self, outputs: AsyncGenerator[tuple[int, StepOutput], None], text: LimitedText, request_id: int
+        self, outputs: AsyncGenerator[tuple[int, StepOutput], None], request: PromptRequest
     ) -> AsyncGenerator[tuple[int, StepOutput], None]:
-        """Yield the outputs of the only prompt, which ends where its text says."""
+        """Yield the outputs of the only prompt, whose choices end where their texts say."""
+        texts = [LimitedText(self._completion.limits) for _ in range(request.params.n)]
         async with aclosing(outputs):
             async for index, output in outputs:
-                text.push(output)
-                if text.is_over and output.choice is None:
-                    self.service.engine.thread.abort(request_id)
+                texts[output.chunk.index].push(output)
+                if all(text.is_over for text in texts):
+                    self.service.engine.thread.abort(request.id)
                 yield index, output
 
     def _keep_alive(self, progress: Mapping[str, int], sent: Sent) -> Iterator[bytes]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache, wraps
 from hashlib import blake2b, sha256
 from inspect import unwrap
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Any
 
 from forerun.errors import IncompatibleDrafterError, PromptError, RequestError
@@ -100,9 +100,11 @@ def encode_plain(tokenizer: Any, text: str, special: re.Pattern[str], *, inner: 
         inner: it goes on from other text, so no blank is put before it, as some tokenizers do.
 
     Raises:
-        PromptError: as `encode_text`.
+        PromptError: as `encode_text`; or there are more than _MOST_CUTS such places.
     """
-    cuts = [found.start() + 1 for found in special.finditer(text)]
+    cuts = [found.start() + 1 for found in islice(special.finditer(text), _MOST_CUTS + 1)]
+    if len(cuts) > _MOST_CUTS:
+        raise PromptError(f"A text holds the texts of more than {_MOST_CUTS:,} special tokens. Shorten it.")
     found: list[int] = []
     for first, last in pairwise([0, *cuts, len(text)]):
         mark = _BEFORE if (first or inner) and _adds_blank(tokenizer) else ""
@@ -111,6 +113,7 @@ def encode_plain(tokenizer: Any, text: str, special: re.Pattern[str], *, inner: 
     return found
 
 
+_MOST_CUTS = 4096
 _BEFORE = "\n"
 """Not merged with what follows by tokenizers that put a blank before a text."""
 

@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 from tokenizers import AddedToken, normalizers
 
+import gguf_metadata
 from forerun.chat.infill import Infill, InfillFormat
 from forerun.errors import PromptError
-from small_tokenizers import byte_level, sentence_piece
+from forerun.models.loading.gguf.tokenizer import read_tokenizer
+from small_tokenizers import END, byte_level, sentence_piece
 
 QWEN = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|fim_pad|>", "<|repo_name|>", "<|file_sep|>")
 STARCODER_2 = ("<fim_prefix>", "<fim_suffix>", "<fim_middle>", "<fim_pad>", "<repo_name>", "<file_sep>")
@@ -139,3 +141,23 @@ def test_the_middle_ends_at_any_token_of_the_family() -> None:
 def test_a_model_without_the_tokens_is_named(tokens: tuple[str, ...]) -> None:
     with pytest.raises(PromptError, match="my model has no tokens that fill in the middle"):
         InfillFormat.of(with_tokens(*tokens), ["my model"])
+
+
+def test_a_text_of_special_tokens_alone_is_refused_before_it_takes_long() -> None:
+    tokenizer = with_tokens(*QWEN)
+    with pytest.raises(PromptError, match="more than 4,096 special tokens"):
+        InfillFormat.of(tokenizer, ["it"]).encode(Infill(END * 5000, ""), tokenizer, 1000)
+
+
+@pytest.mark.parametrize("key", ["fim_%s_token_id", "%s_token_id"])
+def test_a_gguf_file_names_the_tokens(key: str) -> None:
+    long = dict(zip(("pre", "suf", "mid"), ("prefix", "suffix", "middle"), strict=True))
+    tokens = gguf_metadata.byte_level()["tokenizer.ggml.tokens"]
+    ids = {name: tokens.index(letter) for name, letter in zip(long, "XYZ", strict=True)}
+    named = {key % (name if key.startswith("fim") else long[name]): index for name, index in ids.items()}
+    tokenizer = read_tokenizer(gguf_metadata.byte_level(**named), "it")
+    read = InfillFormat.of(tokenizer, ["it"])
+    encoded, _ = read.encode(Infill("a", "b"), tokenizer, 100)
+    a, b = (tokens.index(letter) for letter in "ab")
+    assert encoded == [ids["pre"], a, ids["suf"], b, ids["mid"]]
+    assert {*ids.values()} <= {*read.ends}

@@ -9,35 +9,29 @@ from typing import Any
 
 import httpx
 import pytest
-from tokenizers import AddedToken
 
-from doubles import adversaries
 from forerun import LLM
 from forerun.chat.infill import Infill
 from forerun.engine.results import StepOutput, StreamChunk
 from forerun.server.protocol.infill_api import LimitedText
 from forerun.server.protocol.requests import TextLimits
-from pooled import PAGE, PooledModel
-from serving import JSON, LIMIT, Served, fake_llm, serving
-from small_tokenizers import END, byte_level, ids_of
+from pooled import PAGE
+from serving import JSON, LIMIT, Served, fake_llm, filling_llm, serving
 
-TOKENS = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|fim_pad|>", "<|repo_name|>", "<|file_sep|>")
 COMPLETION = {"prompt": "hello", "suffix": "world", "max_tokens": 8, "temperature": 0}
 BODY = {"input_prefix": "hello\n", "input_suffix": "world", "prompt": "wor", "n_predict": 8, "temperature": 0}
 LLAMA_VIM = {
-    **{"input_extra": [{"text": "a\n", "time": [1, 2], "filename": "x.py"}], "n_indent": 0, "top_k": 40, "top_p": 0.99},
-    **{"stream": False, "samplers": ["top_k", "top_p", "infill"], "cache_prompt": True, "t_max_prompt_ms": 500},
-    **{"t_max_predict_ms": 1500},
+    "input_extra": [{"text": "a\n", "time": [1, 2], "filename": "x.py"}],
+    "n_indent": 0,
+    "top_k": 40,
+    "top_p": 0.99,
+    "stream": False,
+    "samplers": ["top_k", "top_p", "infill"],
+    "cache_prompt": True,
+    "t_max_prompt_ms": 500,
+    "t_max_predict_ms": 1500,
 }
 """What llama.vim sends beside the texts (autoload/llama.vim)."""
-
-
-def filling_llm(**options: Any) -> LLM:
-    tokenizer = byte_level()
-    tokenizer.add_tokens([AddedToken(text, normalized=False) for text in TOKENS])
-    fake: Any = PooledModel(vocab_size=len(tokenizer), eos_token_ids=ids_of(tokenizer, END), context_length=512)
-    drafter = adversaries({}, len(tokenizer))["random"]
-    return LLM(fake, drafter, tokenizer=tokenizer, **{"num_draft_tokens": 3, "max_batch": 4, **options})
 
 
 @pytest.fixture(scope="module")
@@ -180,6 +174,20 @@ def test_samplers_choose_which_options_count(filling: httpx.Client) -> None:
     ]
     assert values[0] == {"top_k": 5, "top_p": 0.5, "temperature": 0.3}
     assert values[1] == {"top_k": 5, "top_p": 1, "temperature": 1}
+
+
+def test_several_answers_are_a_list(filling: httpx.Client) -> None:
+    body = {**BODY, **LLAMA_VIM, "n_cmpl": 3, "n_indent": 1, "seed": 5}
+    del body["temperature"]
+    several: Any = post(filling, "/infill", body, return_tokens=True)
+    assert [each["index"] for each in several] == [0, 1, 2]
+    assert len({each["content"] for each in several}) > 1
+    assert several[0]["generation_settings"]["min_p"] == 0.2
+    events = streamed(filling, body)
+    for index in range(3):
+        own = [each for each in events if each["index"] == index]
+        assert "".join(each["content"] for each in own) == several[index]["content"]
+        assert own[-1]["stop"] is True
 
 
 def test_extra_files_above_the_context_are_left_out_and_told(served: Served, filling: httpx.Client) -> None:

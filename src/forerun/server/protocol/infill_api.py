@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import re
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence as Seq
-from dataclasses import replace
 from functools import cache
 from typing import Annotated, Any, NotRequired
 
@@ -17,10 +17,9 @@ from pydantic import Field
 from typing_extensions import TypedDict
 
 from forerun.chat.infill import Infill
-from forerun.config import SamplingParams
 from forerun.engine.results import Choice, Generation, StepOutput
 from forerun.server.protocol.answers import Asked, grammar_warnings, progress_comment
-from forerun.server.protocol.bodies import GenerationBody, Strings
+from forerun.server.protocol.bodies import Count, GenerationBody, Strings
 from forerun.server.protocol.requests import INFILL_URL, CompletionRequest, TextLimits
 
 _WITHOUT_EFFECT = frozenset(("cache_prompt", "id_slot", "t_max_prompt_ms", "timings_per_token", "n_keep"))
@@ -48,7 +47,9 @@ _OPTIONS: Mapping[str, Mapping[str, float]] = {
 }
 """Names of samplers -> what stands for each where `samplers` leaves it out."""
 _SUREST = "infill"
-"""llama.cpp's sampler that drops all but the surest tokens; the most probable one is taken for it."""
+"""llama.cpp's sampler that drops all but the surest tokens. The most probable one is taken in its place; for several
+answers, those that are not much less probable."""
+_LEAST_OF_SUREST = 0.2
 
 
 class ExtraFile(TypedDict):
@@ -68,7 +69,8 @@ class InfillBody(GenerationBody):
     input_extra: Annotated[list[ExtraFile], Field(fail_fast=True)] | None = Field(
         None, description='a list of {"filename": ..., "text": ...}'
     )
-    n: None = Field(None, description="left out, since there is one answer")
+    n: None = Field(None, description="left out: n_cmpl is how many answers there are")
+    n_cmpl: Count | None = None
     n_predict: Annotated[int, Field(ge=-1)] | None = None
     n_indent: Annotated[int, Field(ge=0)] | None = None
     t_max_predict_ms: float | None = None
@@ -89,31 +91,39 @@ class InfillBody(GenerationBody):
         """Return the request; arguments as of `ChatBody`. Raises RequestBodyError."""
         count = -1 if self.n_predict is None else self.n_predict
         others: dict[str, Any] = {"max_tokens": context_length if count < 0 else max(count, 1)}
+        others["n"] = self.n_cmpl or 1
         if self.repeat_penalty is not None:
             others["repetition_penalty"] = self.repeat_penalty
-        params = self.model_copy(update={"seed": None} if (self.seed or 0) < 0 else {}).params(own, **others)
+        if (self.seed or 0) < 0:
+            others["seed"] = None
+        params = self.params(own, **others | self._by_samplers(others["n"]))
         extra = [(file.get("filename") or "tmp", file["text"]) for file in self.input_extra or ()]
         before = self.input_prefix + (self.prompt or "")
         return CompletionRequest(
             INFILL_URL,
             self.model,
             [Infill(before, self.input_suffix, extra)],
-            self._sampled(params),
+            params,
             "input_prefix",
             stream=bool(self.stream),
             only_prompt=count == 0,
-            limits=TextLimits(self.n_indent or 0, (self.t_max_predict_ms or 0) / 1000),
+            limits=TextLimits(self.n_indent or 0, max(self.t_max_predict_ms or 0, 0) / 1000),
             repeated={"fields": self.response_fields or [], "tokens": bool(self.return_tokens), "n_predict": count},
         )
 
-    def _sampled(self, params: SamplingParams) -> SamplingParams:
-        """Return the options that `samplers` leaves."""
+    def _by_samplers(self, count: int) -> dict[str, Any]:
+        """Return the options of samplers that `samplers` leaves out, without effect, and what stands for _SUREST.
+
+        count: of answers.
+        """
         if self.samplers is None:
-            return params
-        neutral: dict[str, Any] = {}
+            return {}
+        found: dict[str, Any] = {}
         for name, values in _OPTIONS.items():
-            neutral |= {} if name in self.samplers else values
-        return replace(params, **neutral | ({"temperature": 0.0} if _SUREST in self.samplers else {}))
+            found |= {} if name in self.samplers else values
+        if _SUREST in self.samplers:
+            found |= {"temperature": 0.0} if count == 1 else {"min_p": _LEAST_OF_SUREST}
+        return found
 
 
 _SHOWN = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
@@ -131,12 +141,13 @@ class InfillAnswers:
     def __init__(self, asked: Asked) -> None:
         (self._prompt,) = asked.prompts
         self._asked = asked
-        self._num_tokens = 0
+        self._num_tokens = Counter[int]()  # of each choice
 
-    def whole(self, generations: Seq[Generation]) -> dict[str, Any]:
-        """Return the body of the answer."""
-        (choice,) = generations[0].choices
-        return self._end(choice, "" if self._asked.request.only_prompt else choice.text)
+    def whole(self, generations: Seq[Generation]) -> dict[str, Any] | list[dict[str, Any]]:
+        """Return the body of the answer; a list of several."""
+        is_shown = not self._asked.request.only_prompt
+        ends = [self._end(choice, choice.text if is_shown else "") for choice in generations[0].choices]
+        return ends if len(ends) > 1 else ends[0]
 
     def begun(self) -> Iterator[dict[str, Any]]:
         """Yield the events that come before any output: none."""
@@ -149,30 +160,30 @@ class InfillAnswers:
     def of(self, prompt: int, output: StepOutput) -> Iterator[dict[str, Any]]:
         """Yield the event of one output, if it has text."""
         chunk = output.chunk
-        self._num_tokens += len(chunk.token_ids)
+        self._num_tokens[chunk.index] += len(chunk.token_ids)
         if chunk.text and not self._asked.request.only_prompt:
             yield {
-                "index": 0,
+                "index": chunk.index,
                 "content": chunk.text,
                 "tokens": chunk.token_ids,
                 "stop": False,
-                "tokens_predicted": self._num_tokens,
+                "tokens_predicted": self._num_tokens[chunk.index],
                 "tokens_evaluated": len(self._prompt),
             }
 
     def last(self, generations: Seq[Generation]) -> Iterator[dict[str, Any]]:
-        """Yield the event that ends the stream."""
-        yield self._end(generations[0].choices[0], "")
+        """Yield the events that end the stream, one of each answer."""
+        for choice in generations[0].choices:
+            yield self._end(choice, "")
 
     def _end(self, choice: Choice, text: str) -> dict[str, Any]:
         request = self._asked.request
         ids = [] if request.only_prompt else choice.token_ids
-        stopped = choice.finish_reason == "stop"
         word = choice.stop_reason if isinstance(choice.stop_reason, str) else ""
         params = request.params
         warnings = grammar_warnings([choice.stats])
         whole = {
-            "index": 0,
+            "index": choice.index,
             "content": text,
             "tokens": ids if request.repeated["tokens"] else [],
             "stop": True,
@@ -186,7 +197,7 @@ class InfillAnswers:
             },
             "has_new_line": "\n" in choice.text,
             "truncated": bool(warnings),
-            "stop_type": ("word" if word else "eos") if stopped else "limit",
+            "stop_type": _stop_type(choice, word),
             "stopping_word": word,
             "tokens_cached": len(self._prompt) + max(len(ids) - 1, 0),
             "timings": self._timings(choice, len(ids)),
@@ -211,6 +222,13 @@ class InfillAnswers:
         if stats.num_draft_tokens:
             found |= {"draft_n": stats.num_draft_tokens, "draft_n_accepted": stats.num_accepted_tokens}
         return found
+
+
+def _stop_type(choice: Choice, word: str) -> str:
+    """Return why an answer has ended, in llama.cpp's words. word: the stop string that has ended it."""
+    if choice.finish_reason != "stop":
+        return "limit"
+    return "word" if word else "eos"
 
 
 def _at(value: Any, path: str) -> list[Any]:
