@@ -77,21 +77,29 @@ def call_grammar(
     if not is_required and otherwise is not None:
         places = {} if answer is None else dict.fromkeys(_FREE, rules.add(_json(answer)))
         start = f"({start} | {rules.sequence(otherwise, places)})"
-    thoughts = [region.field for region in form.regions if region.kind == REASONING and "open" in region.field]
-    opens, closes = (thoughts[0]["open"], thoughts[0]["close"]) if thoughts else ("", "")
+    opens, closes = _thinking_marks(form)
     thinking = rules.sequence(written.get("before", ""))
     if opens:
         begun = "" if is_thinking else rules.sequence(free + opens)
         thinking = f"{begun} {rules.sequence('{thought}' + closes)}{blank}"
-    # free text does not spell a mark by other tokens either: the parser would read it
-    marks = [re.escape(mark).replace("\n", "n") for mark in (trigger, opens) if mark]  # behind its backslash
-    unlike = "".join(f" & ~/(.|\\n)*{mark}(.|\\n)*/" for mark in marks)
     if thinking:
         start = f"({thinking}){'' if is_thinking else '?'} {start}"
-    start = f"start: {start}"
     length = f"{{0,{_CHARACTERS * budget}}}" if is_required else "*"
-    free_texts = ["TEXT: /(.|\\n)*/", f"THOUGHT: /(.|\\n){length}/", f"FREE: /(.|\\n)*/{unlike}"]
-    return "\n".join([start, *free_texts, *rules.lines])
+    texts = ["TEXT: /(.|\\n)*/", f"THOUGHT: /(.|\\n){length}/", f"FREE: /(.|\\n)*/{_unlike(trigger, opens)}"]
+    return "\n".join([f"start: {start}", *texts, *rules.lines])
+
+
+def _thinking_marks(form: ResponseFormat) -> tuple[str, str]:
+    """Return what opens and closes thinking; empty without, or if that is no fixed text."""
+    fields = [region.field for region in form.regions if region.kind == REASONING and "open" in region.field]
+    return (fields[0]["open"], fields[0]["close"]) if fields else ("", "")
+
+
+def _unlike(*marks: str) -> str:
+    """Return what is added to a pattern of free text that spells none of these marks by other tokens either: the
+    parser would read them."""
+    patterns = [re.escape(mark).replace("\n", "n") for mark in marks if mark]  # behind its backslash
+    return "".join(f" & ~/(.|\\n)*{pattern}(.|\\n)*/" for pattern in patterns)
 
 
 class _Rules:
