@@ -69,24 +69,29 @@ def call_grammar(
     call = rules.add(" | ".join(_call(rules, written, function, trigger) for function in functions))
     free, blank = ("", " /\\n{0,2}/") if is_required or answer is not None else ("{free}", "")
     start = f"{rules.sequence(free + trigger) if trigger else ''} {call}"
-    if name is None and "between" in written and not one_call:
-        between = rules.sequence(written["between"])
-        start += f" ({rules.sequence(written['between'] + trigger)} {call})*"
-        # many a model writes it before it ends, too, and could then do nothing but call again
-        start += f" ({between})?" if between else ""
+    if name is None and not one_call:
+        start += _more_calls(rules, written, trigger, call)
     if not is_required and otherwise is not None:
         places = {} if answer is None else dict.fromkeys(_FREE, rules.add(_json(answer)))
         start = f"({start} | {rules.sequence(otherwise, places)})"
     opens, closes = _thinking_marks(form)
-    thinking = rules.sequence(written.get("before", ""))
-    if opens:
-        begun = "" if is_thinking else rules.sequence(free + opens)
-        thinking = f"{begun} {rules.sequence('{thought}' + closes)}{blank}"
-    if thinking:
+    begun = "" if is_thinking else rules.sequence(free + opens)
+    thought = f"{begun} {rules.sequence('{thought}' + closes)}{blank}" if opens else ""
+    if thinking := thought or rules.sequence(written.get("before", "")):
         start = f"({thinking}){'' if is_thinking else '?'} {start}"
     length = f"{{0,{_CHARACTERS * budget}}}" if is_required else "*"
     texts = ["TEXT: /(.|\\n)*/", f"THOUGHT: /(.|\\n){length}/", f"FREE: /(.|\\n)*/{_unlike(trigger, opens)}"]
     return "\n".join([f"start: {start}", *texts, *rules.lines])
+
+
+def _more_calls(rules: _Rules, written: Mapping[str, Any], trigger: str, call: str) -> str:
+    """Return an expression for calls after the first; empty where the family has one at most."""
+    if "between" not in written:
+        return ""
+    between = rules.sequence(written["between"])
+    # many a model writes it before it ends, too, and could then do nothing but call again
+    ends = f" ({between})?" if between else ""
+    return f" ({rules.sequence(written['between'] + trigger)} {call})*{ends}"
 
 
 def _thinking_marks(form: ResponseFormat) -> tuple[str, str]:
