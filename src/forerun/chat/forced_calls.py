@@ -69,29 +69,42 @@ def call_grammar(
     call = rules.add(" | ".join(_call(rules, written, function, trigger) for function in functions))
     free, blank = ("", " /\\n{0,2}/") if is_required or answer is not None else ("{free}", "")
     start = f"{rules.sequence(free + trigger) if trigger else ''} {call}"
-    if name is None and "between" in written and not one_call:
-        between = rules.sequence(written["between"])
-        start += f" ({rules.sequence(written['between'] + trigger)} {call})*"
-        # many a model writes it before it ends, too, and could then do nothing but call again
-        start += f" ({between})?" if between else ""
+    if name is None and not one_call:
+        start += _more_calls(rules, written, trigger, call)
     if not is_required and otherwise is not None:
         places = {} if answer is None else dict.fromkeys(_FREE, rules.add(_json(answer)))
         start = f"({start} | {rules.sequence(otherwise, places)})"
-    thoughts = [region.field for region in form.regions if region.kind == REASONING and "open" in region.field]
-    opens, closes = (thoughts[0]["open"], thoughts[0]["close"]) if thoughts else ("", "")
-    thinking = rules.sequence(written.get("before", ""))
-    if opens:
-        begun = "" if is_thinking else rules.sequence(free + opens)
-        thinking = f"{begun} {rules.sequence('{thought}' + closes)}{blank}"
-    # free text does not spell a mark by other tokens either: the parser would read it
-    marks = [re.escape(mark).replace("\n", "n") for mark in (trigger, opens) if mark]  # behind its backslash
-    unlike = "".join(f" & ~/(.|\\n)*{mark}(.|\\n)*/" for mark in marks)
-    if thinking:
+    opens, closes = _thinking_marks(form)
+    begun = "" if is_thinking else rules.sequence(free + opens)
+    thought = f"{begun} {rules.sequence('{thought}' + closes)}{blank}" if opens else ""
+    if thinking := thought or rules.sequence(written.get("before", "")):
         start = f"({thinking}){'' if is_thinking else '?'} {start}"
-    start = f"start: {start}"
     length = f"{{0,{_CHARACTERS * budget}}}" if is_required else "*"
-    free_texts = ["TEXT: /(.|\\n)*/", f"THOUGHT: /(.|\\n){length}/", f"FREE: /(.|\\n)*/{unlike}"]
-    return "\n".join([start, *free_texts, *rules.lines])
+    texts = ["TEXT: /(.|\\n)*/", f"THOUGHT: /(.|\\n){length}/", f"FREE: /(.|\\n)*/{_unlike(trigger, opens)}"]
+    return "\n".join([f"start: {start}", *texts, *rules.lines])
+
+
+def _more_calls(rules: _Rules, written: Mapping[str, Any], trigger: str, call: str) -> str:
+    """Return an expression for calls after the first; empty where the family has one at most."""
+    if "between" not in written:
+        return ""
+    between = rules.sequence(written["between"])
+    # many a model writes it before it ends, too, and could then do nothing but call again
+    ends = f" ({between})?" if between else ""
+    return f" ({rules.sequence(written['between'] + trigger)} {call})*{ends}"
+
+
+def _thinking_marks(form: ResponseFormat) -> tuple[str, str]:
+    """Return what opens and closes thinking; empty without, or if that is no fixed text."""
+    fields = [region.field for region in form.regions if region.kind == REASONING and "open" in region.field]
+    return (fields[0]["open"], fields[0]["close"]) if fields else ("", "")
+
+
+def _unlike(*marks: str) -> str:
+    """Return what is added to a pattern of free text that spells none of these marks by other tokens either: the
+    parser would read them."""
+    patterns = [re.escape(mark).replace("\n", "n") for mark in marks if mark]  # behind its backslash
+    return "".join(f" & ~/(.|\\n)*{pattern}(.|\\n)*/" for pattern in patterns)
 
 
 class _Rules:
