@@ -16,12 +16,12 @@ from forerun.config import EngineConfig, SamplingParams
 from forerun.drafters import Drafter
 from forerun.drafters.validation import check_drafter
 from forerun.engine.kv_cache_manager import KVCacheManager, bound_memory
-from forerun.engine.request_checks import check_prompt, checked, naming_prompt, special_stops
+from forerun.engine.request_checks import check_end, check_prompt, checked, naming_prompt, special_stops
 from forerun.engine.results import StepOutput, StepStats
 from forerun.engine.sequence import Request, SequenceState, new_state
 from forerun.engine.step import StepLoop
 from forerun.engine.text import NO_STOPS, StopStrings, TokenTexts
-from forerun.errors import DeviceError, GrammarError, InterruptedRequestError
+from forerun.errors import DeviceError, InterruptedRequestError
 from forerun.models import LanguageModel
 from forerun.sampling import SequenceConstraint
 from forerun.sampling.grammar import Grammars
@@ -168,14 +168,10 @@ class Engine:
             params, reasons, marks = self._marked(params, reasons)
         eos_ids = frozenset() if params.ignore_eos else target.eos_token_ids
         reasons = {token_id: reason for token_id, reason in reasons.items() if token_id not in eos_ids}
-        flow = params.tenant if flow is None else flow
         stops = StopStrings(params.stop) if params.stop else NO_STOPS
         unheld = ALL_HELD if params.grammar is None else self.grammars.unheld(params.grammar, params.tenant)
-        if params.grammar is not None and not (eos_ids or reasons):
-            raise GrammarError(
-                f"No token ends an answer: {target.name} has none, or ignore_eos is set. Leave ignore_eos out, or give "
-                "stop_token_ids, so that an answer can end where its grammar does."
-            )
+        stop_ids = eos_ids.union(reasons)
+        check_end(params, stop_ids, target)
         made = []
         for index, prompt in enumerate(prompts):
             with naming_prompt(index, len(prompts)):
@@ -186,9 +182,9 @@ class Engine:
                     list(prompt),
                     params,
                     stream,
-                    eos_ids.union(reasons),
+                    stop_ids,
                     stops,
-                    flow,
+                    params.tenant if flow is None else flow,
                     scope=params.tenant,
                     marks=marks,
                     stop_reasons=reasons,
