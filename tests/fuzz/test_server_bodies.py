@@ -25,6 +25,7 @@ TEMPLATE = (
 )
 """Fails on what others fail on too, such as a role that is no text."""
 TOKENIZE, DETOKENIZE, MESSAGES_URL = "/tokenize", "/detokenize", "/v1/messages"
+OLLAMA = (GENERATE, OLLAMA_CHAT) = ("/api/generate", "/api/chat")
 SECONDS = 1.0
 """After which the server ends a request: those that ask for thousands of tokens are to be quick, too."""
 FORM = {"name": "it", "schema": SCHEMA}
@@ -69,6 +70,20 @@ SAMPLING: dict[str, list[Any]] = {
 """Fields of bodies -> sound values."""
 KEPT = "resp_kept"
 """Stands for a response that the server keeps."""
+OF_OLLAMA: dict[str, list[Any]] = {
+    "model": ["it", "it:latest"],
+    "options": [
+        {"temperature": 0, "num_predict": 12, "num_ctx": 128, "num_gpu": 1, "mirostat": 0},
+        {"temperature": 0.7, "top_k": 20, "seed": 3, "repeat_penalty": 1.1, "repeat_last_n": -1, "num_predict": -1},
+        {"stop": ["self", "é"], "speculative": "suffix", "num_predict": 12},
+    ],
+    "format": ["json", SCHEMA, ""],
+    "keep_alive": [0, "5m", -1],
+    "think": [True, False],
+    "logprobs": [True],
+    "top_logprobs": [2],
+    "stream": [True, False],
+}
 MORE: dict[str, dict[str, list[Any]]] = {
     CHAT: {
         "messages": MESSAGES,
@@ -76,8 +91,10 @@ MORE: dict[str, dict[str, list[Any]]] = {
         "n": [2],
         "logprobs": [True],
         "top_logprobs": [0, 3],
-        "tools": [[TOOL], [TOOL, TOOL]],
-        "tool_choice": ["auto", "none"],
+        "tools": [[TOOL], [TOOL, TOOL], [TOOL, {"type": "custom", "custom": {"name": "g"}}, {"type": "web_search"}]],
+        "tool_choice": ["auto", "none", "required"],
+        "reasoning_effort": ["low"],
+        "verbosity": ["low"],
         "stream_options": [{"include_usage": True, "include_drafts": True}],
         "response_format": [{"type": "json_object"}, {"type": "json_schema", "json_schema": FORM}],
         "chat_template_kwargs": [{"mood": "glad "}],
@@ -95,8 +112,15 @@ MORE: dict[str, dict[str, list[Any]]] = {
         "input": ["x = ", [{"role": "user", "content": [{"type": "input_text", "text": "x = "}]}]],
         "instructions": ["Write Python."],
         "max_output_tokens": [1, 12],
-        "include": [["message.output_text.logprobs"]],
+        "include": [["message.output_text.logprobs"], ["reasoning.encrypted_content"]],
         "top_logprobs": [2],
+        "tools": [
+            [{"type": "function", "name": "f", "parameters": {}}, {"type": "namespace", "name": "g", "tools": []}]
+        ],
+        "tool_choice": ["auto", {"type": "web_search"}],
+        "reasoning": [{"effort": "low", "summary": "auto"}],
+        "truncation": ["auto"],
+        "client_metadata": [{"a": "b"}],
         "previous_response_id": [KEPT],
         "text": [{"format": {"type": "text"}}, {"format": {"type": "json_schema", **FORM}}],
     },
@@ -112,10 +136,31 @@ MORE: dict[str, dict[str, list[Any]]] = {
         "max_tokens": [1, 12],
         "system": ["Write Python.", [{"type": "text", "text": "Write."}]],
         "stop_sequences": [["self", "é"]],
-        "tools": [[{"name": "f", "input_schema": {"type": "object"}}]],
-        "tool_choice": [{"type": "auto"}, {"type": "none"}],
+        "tools": [[{"name": "f", "input_schema": {"type": "object"}}, {"type": "web_search_20250305", "name": "g"}]],
+        "tool_choice": [{"type": "auto"}, {"type": "none"}, {"type": "any"}, {"type": "tool", "name": "g"}],
+        "context_management": [{"edits": []}],
         "thinking": [{"type": "enabled", "budget_tokens": 5}],
         "output_config": [{"format": {"type": "json_schema", "schema": SCHEMA}}, {"effort": "low"}],
+    },
+    GENERATE: OF_OLLAMA
+    | {
+        "prompt": [*PROMPTS[:3], ""],
+        "raw": [True],
+        "system": ["Write Python."],
+        "template": ["{{ if .System }}{{ .System }}{{ end }}{{ .Prompt }}{{ .Response }}"],
+        "suffix": ["", "return a"],
+    },
+    OLLAMA_CHAT: OF_OLLAMA
+    | {
+        "messages": [
+            MESSAGES[0],
+            [
+                {"role": "user", "content": "f"},
+                {"role": "assistant", "thinking": "a", "tool_calls": [{"function": {"name": "f", "arguments": {}}}]},
+                {"role": "tool", "tool_name": "f", "content": "2"},
+            ],
+        ],
+        "tools": [[TOOL], []],
     },
 }
 SURE = ("messages", "prompt", "input", "max_tokens", "max_output_tokens", "tokens")
@@ -164,13 +209,13 @@ def odd(rng: random.Random) -> Any:
 
 def sound(rng: random.Random) -> tuple[str, dict[str, Any]]:
     """A path, and a body that it may answer with 200."""
-    url = rng.choice([*[CHAT, COMPLETIONS] * 3, *[RESPONSES, MESSAGES_URL] * 2, TOKENIZE, DETOKENIZE])
+    url = rng.choice([*[CHAT, COMPLETIONS] * 3, *[RESPONSES, MESSAGES_URL, *OLLAMA] * 2, TOKENIZE, DETOKENIZE])
     if url == DETOKENIZE:
         return url, {"tokens": [rng.randrange(500) for _ in range(rng.randrange(5))]}
     if url == TOKENIZE:
         name = rng.choice(["prompt", "messages"])
         return url, {name: copy.deepcopy(rng.choice((MORE[COMPLETIONS] | MORE[CHAT])[name][:2]))}
-    fields = SAMPLING | MORE[url]
+    fields = MORE[url] if url in OLLAMA else SAMPLING | MORE[url]
     chosen = [name for name in fields if name in SURE]
     chosen += [name for name in rng.sample([*fields], rng.randrange(6)) if name not in chosen]
     body = {name: copy.deepcopy(rng.choice(fields[name])) for name in chosen}
@@ -258,7 +303,7 @@ def request(rng: random.Random) -> tuple[str, bytes]:
     content = written(body, rng.random() < 0.5).replace(f'"{DEEP}"'.encode(), begin * depth + b"1" + end * depth)
     if rng.random() < 0.15:
         content = damage(rng, content)
-    return (url if rng.random() < 0.95 else rng.choice([CHAT, COMPLETIONS, RESPONSES, MESSAGES_URL])), content
+    return (url if rng.random() < 0.95 else rng.choice([CHAT, COMPLETIONS, RESPONSES, MESSAGES_URL, *OLLAMA])), content
 
 
 def strict(content: str | bytes) -> Any:
@@ -268,8 +313,11 @@ def strict(content: str | bytes) -> Any:
     return value
 
 
-def check_error(error: Any) -> None:
-    """OpenAI's form."""
+def check_error(error: Any, url: str) -> None:
+    """OpenAI's form, or Ollama's."""
+    if url in OLLAMA:
+        assert error and isinstance(error, str)
+        return
     assert set(error) == {"message", "type", "param", "code"}
     assert error["message"] and isinstance(error["message"], str) and isinstance(error["type"], str)
     assert isinstance(error["param"], str | None) and isinstance(error["code"], str | None)
@@ -293,7 +341,7 @@ def check_stream(url: str, text: str) -> None:
     for each in bodies[:-1]:
         assert "error" not in each
     if "error" in bodies[-1]:
-        check_error(bodies[-1]["error"])
+        check_error(bodies[-1]["error"], url)
         assert bodies[-1]["error"]["type"] != "server_error", bodies[-1]
         return
     begun = {choice["index"] for each in bodies for choice in each["choices"]}
@@ -342,7 +390,10 @@ def test_any_body_is_answered_or_refused(http: httpx.Client, kept: bytes, seed: 
         assert response.status_code in (400, 404, 408, 413), text
         assert response.headers["content-type"] == "application/json"
         assert set(response.json()) - {"type"} == {"error"}
-        check_error(strict(text)["error"])
+        check_error(strict(text)["error"], url)
+    elif response.headers["content-type"] == "application/x-ndjson":
+        *lines, last = map(strict, text.splitlines())
+        assert not any(line["done"] for line in lines) and (last.get("done") or {*last} == {"error"})
     elif response.headers["content-type"].startswith("text/event-stream"):
         check_stream(url, text)
     else:
