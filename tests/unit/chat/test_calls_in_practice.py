@@ -82,6 +82,12 @@ TEXTS = {
         '```json\n{"name": "current_time", "arguments": {}}\n{"name": "read_file", "arguments": {"path": "a"}}\n```',
         [NOW, ("read_file", {"path": "a"})],
     ),
+    "coder, a fence around the format": Written(
+        "hermes",
+        '```xml\n<tool_call>\n{"name": "read_file", "arguments": {"path": "a"}}\n</tool_call>\n```\nDone.',
+        [("read_file", {"path": "a"})],
+        "Done.",
+    ),
     # SmolLM2 (the format of its card) and xLAM: lists
     "smollm2": Written(
         "hermes",
