@@ -384,6 +384,7 @@ def test_a_client_that_leaves_ends_its_request(stream: bool) -> None:
         if stream:
             with http.stream("POST", COMPLETIONS, json={**LONG, "stream": True}) as response:
                 next(response.iter_raw())
+                assert forwards.wait(10)
         else:
             with pytest.raises(httpx.ReadTimeout):
                 http.post(COMPLETIONS, json=LONG, timeout=0.3)
