@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -75,6 +76,40 @@ def test_standard_input_that_is_not_text_is_refused(invoke: Invoke, opened: dict
     result = invoke("generate", input=b"\xff\xfe\x00")
     assert result.exit_code == 2
     assert "UTF-8" in result.stderr
+
+
+def test_an_empty_standard_input_is_an_error(invoke: Invoke, opened: dict[str, Any]) -> None:
+    for given in ("", " \n"):
+        for arguments in (("generate",), ("generate", "-")):
+            result = invoke(*arguments, input=given)
+            assert result.exit_code == 2 and "Standard input is empty" in result.stderr
+    assert "model" not in opened
+
+
+@pytest.mark.parametrize(
+    ("piped", "sent"), [(b"a file\n", "Shorten:\n\na file\n"), (b"", "Shorten:"), (None, "Shorten:")]
+)
+def test_what_is_piped_follows_the_prompt_of_its_flag(
+    monkeypatch: pytest.MonkeyPatch, piped: bytes | None, sent: str
+) -> None:
+    end, start = os.pipe()
+    with os.fdopen(start, "wb") as file:
+        file.write(piped or b"")
+    with os.fdopen(end) if piped is not None else Path(os.devnull).open() as standard_input:
+        monkeypatch.setattr("sys.stdin", standard_input)
+        assert generate.read_prompt(None, "Shorten:") == sent
+
+
+def test_llama_cpps_flags(invoke: Invoke, opened: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[int] = []
+    monkeypatch.setattr("torch.set_num_threads", threads.append)
+    result = invoke("generate", "-p", "hello", "-m", "it.gguf", "-c", "512", "-t", "3", "--temp", "0", "-n", "2")
+    assert result.exit_code == 0, result.output
+    prompt, params = opened["llm"].requests[0]
+    assert (prompt, params.temperature, params.n) == ("hello", 0, 2)
+    assert (opened["model"], opened["max_model_len"], threads) == ("it.gguf", 512, [3])
+    twice = invoke("generate", "hello", "-p", "hello")
+    assert twice.exit_code == 2 and "The prompt is given twice" in twice.stderr
 
 
 @pytest.mark.parametrize("argument", ["a\udcff", "\ud83d"])
