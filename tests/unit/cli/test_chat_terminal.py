@@ -19,9 +19,11 @@ import fcntl  # noqa: E402
 import struct  # noqa: E402
 import termios  # noqa: E402
 
+from pexpect import TIMEOUT  # noqa: E402
 from pexpect.fdpexpect import fdspawn  # noqa: E402
 
 from forerun.cli.chat import command, session  # noqa: E402
+from forerun.cli.chat.conversations import Conversation  # noqa: E402
 from forerun.cli.main import app  # noqa: E402
 from forerun.engine import StreamChunk  # noqa: E402
 
@@ -29,6 +31,8 @@ from .fakes import FakeLLM  # noqa: E402
 from .test_chat import fake  # noqa: E402
 
 CTRL_C, CTRL_D, CTRL_R, ENTER, UP = "\x03", "\x04", "\x12", "\r", "\x1b[A"
+PROMPT = "\x1b[?2004h"
+"""Pastes shall be in brackets: the editor waits for keys."""
 
 
 MARKDOWN = (
@@ -74,19 +78,27 @@ class Terminal:
 
     def expect(self, text: str) -> str:
         """What has appeared up to and with this text."""
-        self.spawned.expect_exact(text)
+        try:
+            self.spawned.expect_exact(text)
+        except TIMEOUT:
+            raise AssertionError(f"{text!r} did not appear: {self.spawned.before!r}") from None
         return str(self.spawned.before) + text
 
     def type(self, text: str) -> None:
         self.spawned.send(text)
 
-    def paste(self, text: str) -> None:
-        """Paste as terminals do, in brackets."""
-        self.type(f"\x1b[200~{text}\x1b[201~")
+    def enter(self, text: str) -> None:
+        """Type into the next prompt, when it is there."""
+        self.expect(PROMPT)
+        self.type(text)
 
-    def exit_code(self, keys: str) -> int:
-        """The chat's, which these keys end."""
-        self.type(keys)
+    def paste(self, text: str) -> None:
+        """Paste into the next prompt as terminals do, in brackets."""
+        self.enter(f"\x1b[200~{text}\x1b[201~")
+
+    def exit_code(self, keys: str = CTRL_D) -> int:
+        """The chat's, which these keys end at the next prompt."""
+        self.enter(keys)
         deadline = time.monotonic() + 30
         while time.monotonic() < deadline:
             try:
@@ -145,116 +157,107 @@ def open_chat(tmp_path: Path) -> Iterator[Opener]:
 def test_a_conversation(open_chat: Opener) -> None:
     terminal = open_chat()
     terminal.expect("/help lists the commands")
-    terminal.expect("> ")
-    terminal.type("hello\r")
+    terminal.enter("hello\r")
     terminal.expect("alpha beta gamma delta epsilon zeta")
     terminal.expect("6 tokens")
-    terminal.type("/stats\r")
+    terminal.enter("/stats\r")
     terminal.expect("history: 1 turn")
-    terminal.type("/se\t")
-    terminal.type(" temp")
-    terminal.type("\t 0\r")
+    terminal.enter("/se\t temp\t 0\r")
     terminal.expect("temperature is 0")
-    assert terminal.exit_code(CTRL_D) == 0
+    assert terminal.exit_code() == 0
 
 
 def test_a_message_of_several_lines(open_chat: Opener) -> None:
     terminal = open_chat()
-    terminal.expect("> ")
     terminal.paste("count\n/help\r\nthree\\\nfour\n")
     terminal.type("five\r")
     terminal.expect("5 lines, 28 characters")
-    terminal.type('"""\rcount\r\r/x\r"""\r')
+    terminal.enter('"""\rcount\r\r/x\r"""\r')
     terminal.expect("3 lines, 9 characters")
-    terminal.type("count\x1b\rtwo\\\rthree\r")
+    terminal.enter("count\x1b\rtwo\\\rthree\r")
     terminal.expect("3 lines, 15 characters")
     terminal.paste("count " + "x" * 100_000 + "\nend")
     terminal.expect("[100,010 characters, paste 1]")
     terminal.type(" and\r")
     terminal.expect("2 lines, 100014 characters")
-    assert terminal.exit_code(CTRL_D) == 0
+    assert terminal.exit_code() == 0
 
 
 def test_ctrl_c_at_five_moments(open_chat: Opener) -> None:
     terminal = open_chat()
-    terminal.expect("> ")
-    terminal.type(CTRL_C)  # where nothing is typed
+    terminal.enter(CTRL_C)  # where nothing is typed
     terminal.expect("Ctrl-C once more, or Ctrl-D, ends the chat.")
-    terminal.type("half a message")
+    terminal.enter("half a message")
     terminal.expect("message")
     terminal.type(CTRL_C)  # with something typed, which arrow up brings back
-    terminal.expect("> ")
-    terminal.type(UP)
+    terminal.enter(UP)
     terminal.expect("half a message")
     terminal.type("\x15wait\r")
     terminal.expect("alpha beta gamma")
     terminal.type(CTRL_C)  # within an answer, which is kept
     terminal.expect("stopped by you")
-    terminal.type("mute, please\r")
-    terminal.expect("\r\n")
-    time.sleep(0.2)
+    terminal.enter("mute, please\r")
+    terminal.expect("\x1b[?2004l")
+    time.sleep(0.3)
     terminal.type(CTRL_C)  # before the first word: the message comes back
     terminal.expect("not part of the chat")
     terminal.expect("mute, please")
     terminal.type("\x15/drafter none\r")
-    terminal.expect("none")
-    time.sleep(0.2)
+    terminal.expect("\x1b[?2004l")
+    time.sleep(0.3)
     terminal.type(CTRL_C)  # within a command
     terminal.expect("interrupted")
-    terminal.type("/stats\r")
+    terminal.enter("/stats\r")
     terminal.expect("history: 1 turn")
-    terminal.expect("> ")
-    terminal.type(CTRL_C)
+    terminal.enter(CTRL_C)
     terminal.expect("once more")
     assert terminal.exit_code(CTRL_C) == 0
 
 
 def test_what_was_typed_and_said_outlives_the_chat(open_chat: Opener, tmp_path: Path) -> None:
     first = open_chat()
-    first.expect("> ")
-    first.type("hello there\r")
+    first.enter("hello there\r")
     first.expect("first token")
-    assert first.exit_code(CTRL_D) == 0
+    assert first.exit_code() == 0
     files = [*(tmp_path / "forerun" / "chats").glob("*.json"), tmp_path / "forerun" / "typed"]
     assert len(files) == 2 and {oct(file.stat().st_mode & 0o777) for file in files} == {"0o600"}
     second = open_chat("--continue")
     second.expect("going on: hello there (1 turn)")
-    second.type(UP)
+    second.enter(UP)
     second.expect("hello there")
-    second.type("\x15" + CTRL_R)
+    second.type("\x1b[B" + CTRL_R)
     second.type("hel")
-    second.expect("hello there")
+    second.expect("I-search backward")
     second.type(ENTER + ENTER)
     second.expect("first token")
-    second.type("/stats\r")
+    second.enter("/stats\r")
     second.expect("history: 2 turns")
-    assert second.exit_code(CTRL_D) == 0
-    assert len(list((tmp_path / "forerun" / "chats").glob("*.json"))) == 1
+    assert second.exit_code() == 0
+    [kept] = (tmp_path / "forerun" / "chats").glob("*.json")
+    assert [turn.user for turn in Conversation.read(kept).history.turns] == ["hello there"] * 2
 
 
 def test_without_history_nothing_is_kept(open_chat: Opener, tmp_path: Path) -> None:
     terminal = open_chat("--no-history")
-    terminal.expect("> ")
-    terminal.type("hello\r")
+    terminal.enter("hello\r")
     terminal.expect("first token")
-    assert terminal.exit_code(CTRL_D) == 0
+    assert terminal.exit_code() == 0
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_saved_chat_is_loaded(open_chat: Opener, tmp_path: Path) -> None:
     terminal = open_chat()
-    terminal.expect("> ")
-    terminal.type("hello\r")
+    terminal.enter("hello\r")
     terminal.expect("first token")
-    terminal.type(f"/save {tmp_path / 'it.json'}\r")
+    terminal.enter(f"/save {tmp_path / 'it.json'}\r")
     terminal.expect("saved: ")
-    terminal.type("/clear\r")
+    terminal.enter("/clear\r")
     terminal.expect("the chat is empty")
-    terminal.type(f"/load {tmp_path / 'it.jso'}\t\r")
+    terminal.enter(f"/load {tmp_path / 'it.jso'}\t\r")
     terminal.expect("loaded: hello (1 turn)")
-    terminal.type("/regen\r")
+    terminal.enter("/regen\r")
     terminal.expect("first token")
-    assert terminal.exit_code(CTRL_D) == 0
+    assert terminal.exit_code() == 0
 
 
 @pytest.mark.parametrize(
@@ -270,21 +273,27 @@ def test_a_saved_chat_is_loaded(open_chat: Opener, tmp_path: Path) -> None:
 )
 def test_markdown_in_any_terminal(open_chat: Opener, settings: dict[str, Any], seen: list[str]) -> None:
     terminal = open_chat(**settings)
-    terminal.expect("> ")
-    terminal.type("mark\r")
+    if settings.get("TERM") == "dumb":
+        terminal.expect("/help lists")
+        terminal.expect("> ")
+        terminal.type("mark\r")
+    else:
+        terminal.enter("mark\r")
     shown = "".join(map(terminal.expect, seen))
     terminal.expect("first token")
     if "TERM" in settings:
-        assert "\x1b[J" not in shown.partition("Words")[2]
-    assert terminal.exit_code(CTRL_D) == 0
+        assert "\x1b[J" not in shown
+        terminal.expect("> ")
+        terminal.type(CTRL_D)
+    else:
+        assert terminal.exit_code() == 0
 
 
 def test_drafts_are_marked_in_place_of_markdown(open_chat: Opener) -> None:
     terminal = open_chat("--show-drafts")
-    terminal.expect("> ")
-    terminal.type("hello\r")
+    terminal.enter("hello\r")
     terminal.expect("\x1b[4malpha beta \x1b[0mgamma ")
-    assert terminal.exit_code(CTRL_D) == 0
+    assert terminal.exit_code() == 0
 
 
 def test_a_history_that_cannot_be_used_is_told(open_chat: Opener, tmp_path: Path) -> None:
@@ -292,7 +301,7 @@ def test_a_history_that_cannot_be_used_is_told(open_chat: Opener, tmp_path: Path
     (tmp_path / "forerun" / "chats").write_text("")
     terminal = open_chat()
     terminal.expect("what is typed is not kept: ")
-    terminal.type("hello\r")
+    terminal.enter("hello\r")
     terminal.expect("first token")
     terminal.expect("this chat is not kept: ")
-    assert terminal.exit_code(CTRL_D) == 0
+    assert terminal.exit_code() == 0

@@ -106,7 +106,7 @@ class Prompt:
             complete_while_typing=False,
             complete_style=CompleteStyle.READLINE_LIKE,
             key_bindings=self._bindings(),
-            output=create_output(sys.stdout if sys.stdout.isatty() else sys.stderr),
+            output=None if sys.stdout.isatty() else create_output(sys.stderr),  # standard output is for answers
         )
 
     def read(self, draft: str) -> tuple[str, bool]:
@@ -167,6 +167,7 @@ class Prompt:
             buffer.insert_text("\n")
 
         @bindings.add(Keys.Escape, Keys.Enter, filter=here)
+        @bindings.add(Keys.Escape, Keys.ControlJ, filter=here)  # as it comes if typed before the prompt is there
         def _new_line(event: Any) -> None:
             event.current_buffer.insert_text("\n")
 

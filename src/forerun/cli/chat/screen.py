@@ -7,6 +7,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -173,12 +174,12 @@ class MarkdownStream:
         """Draw the blocks that have come; all but the last are done."""
         starts = [each.map[0] for each in self._parser.parse(self._text) if each.level == 0 and each.map]
         lines = self._text.split("\n")
-        if starts and starts[-1] > 0:
-            self._show(self._rendered("\n".join(lines[: starts[-1]])))
+        for begin, end in pairwise(starts):
+            self._show(self._rendered("\n".join(lines[begin:end])))
             self._drawn = []
             self._num_left = 0
             self._before = [""]
-            self._text = "\n".join(lines[starts[-1] :])
+        self._text = "\n".join(lines[starts[-1] if starts else 0 :])
         self._show(self._rendered(self._text))
 
     def _show(self, lines: list[str]) -> None:
@@ -205,4 +206,4 @@ class MarkdownStream:
         made.parsed = self._parser.parse(text)
         with self._console.capture() as captured:
             self._console.print(made)
-        return [*self._before, *map(str.rstrip, captured.get().rstrip("\n").split("\n"))]
+        return [*self._before, *map(str.rstrip, captured.get().strip("\n").split("\n"))]
