@@ -73,6 +73,14 @@ INTERRUPTED = 130
 Prompt = Annotated[
     str | None, typer.Argument(help="The prompt; without it, or with -, standard input.", metavar="PROMPT")
 ]
+DrafterFlag = Annotated[
+    str | None,
+    typer.Option(
+        help=options.DRAFTER_HELP,
+        metavar="DRAFTER",
+        show_default="prediction, if one is given, else " + options.DEFAULT_DRAFTER_TEXT,
+    ),
+]
 PromptFlag = Annotated[
     str | None,
     typer.Option(
@@ -85,17 +93,10 @@ PromptFlag = Annotated[
 def generate(
     *,
     ctx: typer.Context,
-    prompt: Prompt = None,
-    before: PromptFlag = None,
+    text: Prompt = None,
+    prompt: PromptFlag = None,
     model: options.ModelName = None,
-    drafter: Annotated[
-        str | None,
-        typer.Option(
-            help=options.DRAFTER_HELP,
-            metavar="DRAFTER",
-            show_default="prediction, if one is given, else " + options.DEFAULT_DRAFTER_TEXT,
-        ),
-    ] = None,
+    drafter: DrafterFlag = None,
     draft_model: options.DraftModelName = None,
     draft_vocab: options.DraftVocab = None,
     settings: Annotated[LLMOptions, Flags(leave_out=options.OF_SERVERS, typed=("acceptance", *options.LLM_TYPED))],
@@ -123,8 +124,8 @@ def generate(
     params = _with_texts(params, form)
     if system is not None and chat is False:
         raise ConfigError("--system is the system message of a chat. Leave out --raw, or put it into the prompt.")
-    text = read_prompt(prompt, before)
-    messages = None if chat is False else read_chat(text, system)
+    given = read_prompt(text, prompt)
+    messages = None if chat is False else read_chat(given, system)
     template = options.template_text(chat_template)
     drafter = options.named_drafter(drafter, draft_model, draft_vocab)
     drafter = drafter or (AUTO if params.prediction is None else "prediction")
@@ -136,7 +137,7 @@ def generate(
     params, own = options.own_sampling(ctx, params, llm.target)
     for line in filter(None, (own, needless(params, settings.acceptance))):
         note(line)
-    outputs, times, interrupted = _follow_printing(llm, text if messages is None else messages, params, echo=not json)
+    outputs, times, interrupted = _follow_printing(llm, given if messages is None else messages, params, echo=not json)
     _end(llm, model, outputs, times, json=json, interrupted=interrupted)
 
 

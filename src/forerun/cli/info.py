@@ -34,17 +34,20 @@ _SHOWN = ("avx", "amx", "fma", "f16c", "asimd", "sve", "bf16", "i8mm")
 """Prefixes of the processor's features that are shown as text; JSON has them all."""
 
 
+ModelOrHead = Annotated[
+    str | None,
+    typer.Argument(
+        help="The model whose memory is planned, or the folder of a draft head, which alone is described.",
+        metavar="MODEL",
+        autocompletion=options.complete_models,
+    ),
+]
+
+
 @with_flags
 def info(
     *,
-    named: Annotated[
-        str | None,
-        typer.Argument(
-            help="The model whose memory is planned, or the folder of a draft head, which alone is described.",
-            metavar="MODEL",
-            autocompletion=options.complete_models,
-        ),
-    ] = None,
+    named: ModelOrHead = None,
     model: Annotated[
         str | None,
         options.model_option("--model", "-m", about="The model, or beside a head its target.", default="none"),
@@ -96,7 +99,7 @@ def info(
 
 
 def _is_head(folder: Path) -> bool:
-    """Return whether a folder is a draft head's: one that is called so and holds nothing is told as such, too."""
+    """Return whether a folder is a draft head's."""
     from forerun.drafters.models.head_files.folder import is_head
 
     return folder.is_dir() and is_head(folder)

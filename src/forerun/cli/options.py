@@ -132,9 +132,9 @@ _CHOSEN = "smollm2 if it is fetched, else bundled"
 def model_argument(about: str = f"The target model: {A_MODEL}", default: str | None = _CHOSEN) -> Any:
     """Return an argument MODEL, which -m and --model give too (`cli/main.py`). default: in words; None: it must be
     given."""
-    more = {} if default is None else {"show_default": default}
+    shown: str | bool = default or False
     help_text = f"{about} Also -m, --model."
-    return typer.Argument(metavar="MODEL", help=help_text, autocompletion=complete_models, **more)
+    return typer.Argument(metavar="MODEL", help=help_text, show_default=shown, autocompletion=complete_models)
 
 
 def model_option(*names: str, about: str = f"The target model: {A_MODEL}", default: str = _CHOSEN) -> Any:

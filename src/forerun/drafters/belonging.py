@@ -34,7 +34,7 @@ from forerun.utils import fetch as store
 from forerun.utils.files import EntryFile, key_here
 from forerun.utils.home import BELONGING_STEM
 from forerun.utils.json_file import Fields
-from forerun.utils.stores import beside, find_stored, hub_id, hub_snapshots
+from forerun.utils.stores import find_stored, hub_id, hub_snapshots, siblings
 from forerun.utils.vocabulary import Vocabulary, check_same_tokens
 
 MOST_OF_TARGET = 0.5
@@ -189,7 +189,7 @@ def _candidates(path: Path, *, is_alone: bool) -> Iterator[tuple[str, Path]]:
     if not is_alone:
         near = _models_in(path.absolute().parent, are_folders=True)
         yield from (("beside the target", each) for each in near)
-        yield from ((f"{each.name} of {each.place}", each.path) for each in beside(path) if each.path not in near)
+        yield from ((f"{each.name} of {each.place}", each.path) for each in siblings(path) if each.path not in near)
     for folder in hub_snapshots():
         for each in (folder, *_models_in(folder)):
             yield f"{hub_id(folder)} in the Hub's cache", each

@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from forerun.config import MODELS_VARIABLE
@@ -40,9 +40,10 @@ class StoredModel:
 def stored_models(folders: Iterable[Path] = ()) -> list[StoredModel]:
     """Return the models that lie on this machine, each once, sorted by place and name. What cannot be read is left out.
 
-    folders: further ones with GGUF files.
+    folders: further ones with GGUF files, whose names are their paths.
     """
-    found = [*_in_folders([*_gguf_folders(), *folders]), *_of_ollama(), *_of_lm_studio(), *_of_hub()]
+    found = [*_in_folders(_gguf_folders()), *_of_ollama(), *_of_lm_studio(), *_of_hub()]
+    found += [replace(each, name=str(each.path)) for each in _in_folders(folders)]
     seen = {each.path: each for each in reversed(found)}
     return sorted(seen.values(), key=lambda each: (each.place, each.name))
 
@@ -72,7 +73,7 @@ def find_stored(name: str) -> Path | None:
     return next((each.path for each in _of_lm_studio() if each.name == name), None)
 
 
-def beside(path: Path) -> list[StoredModel]:
+def siblings(path: Path) -> list[StoredModel]:
     """Return all models of the store that holds this file; none if no store does."""
     stores = [*_of_ollama()], [*_of_lm_studio()]
     return next((found for found in stores if any(each.path == path for each in found)), [])

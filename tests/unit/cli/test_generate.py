@@ -103,10 +103,10 @@ def test_what_is_piped_follows_the_prompt_of_its_flag(
 def test_llama_cpps_flags(invoke: Invoke, opened: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     threads: list[int] = []
     monkeypatch.setattr("torch.set_num_threads", threads.append)
-    result = invoke("generate", "-p", "hello", "-m", "it.gguf", "-c", "512", "-t", "3", "--temp", "0", "-n", "2")
+    result = invoke("generate", "-p", "hello", "-m", "it.gguf", "-c", "512", "-t", "3", "--temp", "0.5", "-n", "2")
     assert result.exit_code == 0, result.output
     prompt, params = opened["llm"].requests[0]
-    assert (prompt, params.temperature, params.n) == ("hello", 0, 2)
+    assert (prompt, params.temperature, params.n) == ("hello", 0.5, 2)
     assert (opened["model"], opened["max_model_len"], threads) == ("it.gguf", 512, [3])
     twice = invoke("generate", "hello", "-p", "hello")
     assert twice.exit_code == 2 and "The prompt is given twice" in twice.stderr
@@ -149,7 +149,7 @@ def test_sampling_is_the_models_own_unless_it_is_given(
 ) -> None:
     llm = opened["llm"]
     llm.target.context_length, llm.target.name = 64, "fake"
-    monkeypatch.setattr("forerun.cli.chat.open_llm", lambda *_, **__: llm)
+    monkeypatch.setattr("forerun.cli.chat.command.open_llm", lambda *_, **__: llm)
     arguments = ("generate", "hi") if command == "generate" else ("chat", "some/model")
     plain = invoke(*arguments, input="hi\n")
     llm.target.recommended_sampling = {"temperature": 0.6, "top_k": 20}

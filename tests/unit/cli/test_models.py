@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from forerun.cli.models import model_summary
 from forerun.cli.options import complete_models
 from forerun.errors import ModelLoadError
-from forerun.models.loading.summary import summary
 
 from .conftest import Invoke
 
@@ -41,10 +41,8 @@ def test_what_is_listed(invoke: Invoke, folder: Path) -> None:
     result = invoke("models")
     assert result.exit_code == 0
     rows = {line.split()[0]: line.split() for line in result.stdout.splitlines()}
-    assert rows["bundled"][1:] == ["24.4", "MB", "bfloat16", "llama", "draft-model", "forerun"] or rows["bundled"][
-        4:
-    ] == [*("llama", "draft-model", "forerun")]
-    assert rows["tiny"][1:6] == ["84", "bytes", "Q4_K_M", "qwen2", "–"]
+    assert rows["bundled"][1:] == ["26", "MB", "bfloat16", "llama", "draft-model", "forerun"]
+    assert rows["tiny"][1:6] == ["102", "bytes", "Q4_K_M", "qwen2", "–"]
     assert rows["bad"][1:4] == ["–", "–", "–"] and "bad.gguf: its header is cut off" in result.stderr
     found = {each["name"]: each for each in json.loads(invoke("models", "--json").stdout)}
     assert found["tiny"]["path"] == str(folder / "tiny.gguf") and found["tiny"]["format"] == "Q4_K_M"
@@ -53,17 +51,17 @@ def test_what_is_listed(invoke: Invoke, folder: Path) -> None:
 
 def test_what_is_missing_is_told(tmp_path: Path) -> None:
     with pytest.raises(ModelLoadError, match="is not there"):
-        summary(tmp_path / "none.gguf")
+        model_summary(tmp_path / "none.gguf")
     (tmp_path / "text").write_text("text")
     with pytest.raises(ModelLoadError, match="is no GGUF file"):
-        summary(tmp_path / "text")
+        model_summary(tmp_path / "text")
 
 
 def test_the_vocabulary_is_not_read(tmp_path: Path) -> None:
     """What follows the keys is cut off, and nobody sees it."""
     path = tmp_path / "it.gguf"
     path.write_bytes(header(("general.architecture", "llama"), ("general.file_type", 7), num_keys=9))
-    assert summary(path) == {"bytes": path.stat().st_size, "format": "Q8_0", "family": "llama"}
+    assert model_summary(path) == {"bytes": path.stat().st_size, "format": "Q8_0", "family": "llama"}
 
 
 def test_the_shell_knows_the_names(invoke: Invoke, folder: Path) -> None:

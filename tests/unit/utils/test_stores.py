@@ -10,7 +10,7 @@ import pytest
 
 from forerun.errors import ModelLoadError
 from forerun.models.loading.source import find_source
-from forerun.utils.stores import beside, find_stored, stored_models
+from forerun.utils.stores import find_stored, siblings, stored_models
 
 DIGEST = "ab" * 32
 MODEL = "application/vnd.ollama.image.model"
@@ -114,5 +114,5 @@ def test_models_of_one_store_lie_beside_each_other(home: Path) -> None:
     store = home / ".ollama" / "models"
     large = pull(store, "registry.ollama.ai/library/qwen3/4b")
     small = pull(store, "registry.ollama.ai/library/qwen3/small", digest="cd" * 32)
-    assert {each.path for each in beside(large)} == {large, small}
-    assert beside(home / "else.gguf") == []
+    assert {each.path for each in siblings(large)} == {large, small}
+    assert siblings(home / "else.gguf") == []

@@ -50,8 +50,8 @@ def chat(
     show_drafts: Annotated[
         bool, typer.Option("--show-drafts", help="Mark the tokens that a draft had right, on a terminal.")
     ] = False,
-    goes_on: Annotated[bool, typer.Option("--continue", help="Go on with the chat that was kept last.")] = False,
-    lists: Annotated[bool, typer.Option("--list", help="List the chats that were kept, and leave.")] = False,
+    continue_: Annotated[bool, typer.Option("--continue", help="Go on with the chat that was kept last.")] = False,
+    list: Annotated[bool, typer.Option("--list", help="List the chats that were kept, and leave.")] = False,  # noqa: A002
     no_history: Annotated[bool, typer.Option("--no-history", help="Keep neither this chat nor what is typed.")] = False,
     params: Annotated[SamplingParams, Flags(base=_DEFAULTS, leave_out=NOT_IN_CHATS, typed=_TYPED, panel="Sampling")],
 ) -> None:
@@ -60,13 +60,13 @@ def chat(
 
     Sampling options that are not given are the model's own, where its files have any.
     """
-    if lists:
+    if list:
         for line in conversations.listed():
             typer.echo(line)
         return
     screen = Screen()
     screen.show_drafts(show_drafts)
-    last = conversations.last_conversation() if goes_on else None
+    last = conversations.last_conversation() if continue_ else None
     name = model or (last.model if last is not None else _chat_model())
     history = History() if last is None else last.history
     if system is not None:
@@ -80,25 +80,31 @@ def chat(
     params, own = options.own_sampling(ctx, params, llm.target)
     if own is not None:
         screen.note(f"forerun: {own}")
-    folder = None if no_history or not (goes_on or sys.stdin.isatty()) else conversations.chats_folder()
-    keeper = conversations.Keeper(folder, None if last is None else last.path)
-    begun = Chat(Session(llm, params, settings, history), screen, name, keeper)
-    if sys.stdin.isatty():
-        screen.note(f"{name}, drafter {begun.session.drafter}. /help lists the commands, Ctrl-D ends the chat.")
-        if last is not None:
-            screen.note(f"going on: {last.title} ({counted(len(last.history.turns), 'turn')})")
-        converse(begun, _prompt(begun, keeps=not no_history))
-    else:
-        answer_lines(begun)
+    _begin(Chat(Session(llm, params, settings, history), screen, name), last, keeps=not no_history)
 
 
-def _prompt(begun: Chat, *, keeps: bool) -> Callable[[str], tuple[str, bool]]:
-    """Return what reads from the terminal. keeps: what is typed, for the next chat."""
+def _begin(chat: Chat, last: conversations.Conversation | None, *, keeps: bool) -> None:
+    """Answer what is typed or piped in.
+
+    Args:
+        last: the chat that goes on.
+        keeps: the chat, and what is typed, for the next one; of a pipe, only what goes on.
+    """
+    is_typed = sys.stdin.isatty()
+    if keeps and (is_typed or last is not None):
+        chat.keeper = conversations.Keeper(conversations.chats_folder(), None if last is None else last.path)
+    if not is_typed:
+        answer_lines(chat)
+        return
     from forerun.cli.chat.prompt import Prompt, typed_history
 
+    note = chat.screen.note
+    note(f"{chat.model}, drafter {chat.session.drafter}. /help lists the commands, Ctrl-D ends the chat.")
+    if last is not None:
+        note(f"going on: {last.title} ({counted(len(last.history.turns), 'turn')})")
     folder = conversations.state_folder() if keeps else None
     path = None if folder is None else folder / "typed"
-    return Prompt(typed_history(path, begun.screen.note), begun.screen.note).read
+    converse(chat, Prompt(typed_history(path, note), note).read)
 
 
 def _chat_model() -> str:
