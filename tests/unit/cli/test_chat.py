@@ -496,9 +496,10 @@ def test_a_chat_template_of_a_file(invoke: Invoke, opened: dict[str, Any], tmp_p
         ({}, None, "3 tokens · 4.0 tokens/s · 1.50 tokens a step · first token 0.50 s"),
         (
             {},
-            2.0,
-            "/s · about 2.0 times plain (estimated) · 1.50 tokens a step · first token 0.50 s",
+            3.0,
+            "/s · about 1.3 times plain (estimated) · 1.50 tokens a step · first token 0.50 s",
         ),
+        ({}, 2.0, "/s · about 1.5 times plain (estimated) · 1.50 tokens a step · first token 0.50 s"),
         ({"finish_reason": "length"}, None, " · cut: /set max_tokens N allows more than 3"),
         ({"interrupted": True}, None, " · stopped by you"),
     ],

@@ -183,6 +183,17 @@ def test_a_message_of_several_lines(open_chat: Opener) -> None:
     assert terminal.exit_code() == 0
 
 
+def test_ten_megabytes_are_refused_in_a_sentence_and_not_lost(open_chat: Opener) -> None:
+    terminal = open_chat()
+    terminal.paste("0123456789 12345678\n" * 500_000)
+    terminal.expect("[10,000,000 characters, paste 1]")
+    terminal.type("\r")
+    terminal.expect("a prompt of 1000000 tokens, but the context holds 64")
+    terminal.expect("[10,000,000 characters, paste 2]")
+    terminal.type(CTRL_C)
+    assert terminal.exit_code() == 0
+
+
 def test_ctrl_c_at_five_moments(open_chat: Opener) -> None:
     terminal = open_chat()
     terminal.enter(CTRL_C)  # where nothing is typed

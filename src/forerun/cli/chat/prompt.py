@@ -14,6 +14,7 @@ from prompt_toolkit.document import Document
 from prompt_toolkit.enums import DEFAULT_BUFFER
 from prompt_toolkit.filters import has_focus
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
+from prompt_toolkit.input import create_input
 from prompt_toolkit.key_binding import KeyBindings
 from prompt_toolkit.keys import Keys
 from prompt_toolkit.output import create_output
@@ -25,6 +26,7 @@ from forerun.drafters.registry import DRAFTERS
 PROMPT = "> "
 MORE = "… "
 _QUOTES = '"""'
+_PASTE_END = "\x1b[201~"
 _LARGE = 20_000
 """Characters of a paste from which a mark stands for it: the editor draws what it holds at each key."""
 
@@ -97,6 +99,8 @@ class Prompt:
         self._history = history
         self._note = note
         self._pastes: dict[str, str] = {}
+        keys = create_input()
+        _read_pastes_quickly(getattr(keys, "vt100_parser", None))  # on Windows, there is none
         self._session: PromptSession[str] = PromptSession(
             PROMPT,
             multiline=True,
@@ -106,6 +110,7 @@ class Prompt:
             complete_while_typing=False,
             complete_style=CompleteStyle.READLINE_LIKE,
             key_bindings=self._bindings(),
+            input=keys,
             output=None if sys.stdout.isatty() else create_output(sys.stderr),  # standard output is for answers
         )
 
@@ -177,6 +182,30 @@ class Prompt:
             event.current_buffer.insert_text(self._marked(text))
 
         return bindings
+
+
+def _read_pastes_quickly(parser: Any) -> None:
+    """Have a parser of keys search what is new of a paste alone: it searches all of it with each kilobyte, which takes
+    minutes for ten megabytes."""
+    if not hasattr(parser, "_in_bracketed_paste"):
+        return
+    feed = parser.feed
+    pieces: list[str] = []
+    tail = ""
+
+    def feed_quickly(data: str) -> None:
+        nonlocal tail
+        if not parser._in_bracketed_paste:
+            feed(data)
+            return
+        tail = (tail if pieces else parser._paste_buffer)[1 - len(_PASTE_END) :] + data
+        pieces.append(data)
+        if _PASTE_END in tail:
+            text = "".join(pieces)
+            pieces.clear()
+            feed(text)
+
+    parser.feed = feed_quickly
 
 
 def is_open(text: str) -> bool:

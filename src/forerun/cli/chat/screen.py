@@ -206,4 +206,5 @@ class MarkdownStream:
         made.parsed = self._parser.parse(text)
         with self._console.capture() as captured:
             self._console.print(made)
-        return [*self._before, *map(str.rstrip, captured.get().strip("\n").split("\n"))]
+        lines = "\n".join(map(str.rstrip, captured.get().split("\n")))
+        return [*self._before, *lines.strip("\n").split("\n")]  # rich has empty lines around code and lists

@@ -115,11 +115,13 @@ class ChatAnswer(NamedTuple):
         """
         tokens = len(self.output.token_ids)
         parts = [counted(tokens, "token")]
+        a_step = tokens / self.output.num_forwards if self.output.num_forwards else 0.0
         if (speed := self.times.decoding_speed(tokens)) is not None:
             parts.append(f"{speed:.1f} tokens/s")
-            parts += [f"about {speed / plain:.1f} times plain (estimated)"] if plain else []
-        if self.output.num_forwards:
-            parts.append(f"{tokens / self.output.num_forwards:.2f} tokens a step")
+            # A step costs no less than one of plain decoding: more than its tokens is the noise of a busy machine.
+            parts += [f"about {min(speed / plain, a_step):.1f} times plain (estimated)"] if plain else []
+        if a_step:
+            parts.append(f"{a_step:.2f} tokens a step")
         if self.times.first is not None:
             parts.append(f"first token {self.times.first:.2f} s")
         if self.interrupted:
@@ -212,7 +214,7 @@ class Session:
         from forerun.speculation.cost_model import KINDS, forward_costs
 
         costs = forward_costs(identity(self.llm.target)).costs
-        table = costs.target(KINDS[not self.params.greedy], 1, len(self._prompt), 2)
+        table = costs.target(KINDS[not self.params.greedy], 1, len(self._prompt), 2)  # an answer is short beside it
         return None if table is None or len(table) < 2 or table[1] <= 0 else 1 / float(table[1])
 
     @property
