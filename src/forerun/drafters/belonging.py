@@ -34,7 +34,7 @@ from forerun.utils import fetch as store
 from forerun.utils.files import EntryFile, key_here
 from forerun.utils.home import BELONGING_STEM
 from forerun.utils.json_file import Fields
-from forerun.utils.stores import find_stored, hub_id, hub_snapshots, siblings
+from forerun.utils.stores import find_stored, hub_id, hub_snapshots, name_of, siblings
 from forerun.utils.vocabulary import Vocabulary, check_same_tokens
 
 MOST_OF_TARGET = 0.5
@@ -90,7 +90,8 @@ def belonging(name: str | Path) -> list[Belonging]:
             find_source(name)  # which says what is wrong with it
         return []
     candidates = list(_candidates(path, is_alone=str(name) in BUNDLED_MODELS))
-    key = key_here((str(name), *_files(path), *(each for _, folder in candidates for each in _files(folder))))
+    parts = (part for place, folder in candidates for part in (place, *_files(folder)))
+    key = key_here((str(name), *_files(path), *parts))
     ranked = _known.get(key)
     if ranked is None:
         ranked = FILE.read().get(key)
@@ -227,7 +228,7 @@ def _fitting(path: Path, place: str, target: _Target) -> tuple[Belonging, int] |
         check_same_tokens(target.vocabulary, draft.vocabulary)
     kind = "model" if draft.source.mask_token(draft.config) is None else "parallel draft model"
     what = f"{draft.config.model_type} {kind}, {_millions(draft.num_parameters)}"
-    return Belonging(str(path), what, place), draft.num_parameters
+    return Belonging(name_of(path), what, place), draft.num_parameters
 
 
 def _nbytes(path: Path) -> int:

@@ -38,14 +38,14 @@ class StoredModel:
 
 
 def stored_models(folders: Iterable[Path] = ()) -> list[StoredModel]:
-    """Return the models that lie on this machine, each once, sorted by place and name. What cannot be read is left out.
+    """Return the models that lie on this machine, sorted by place and name. What cannot be read is left out.
 
     folders: further ones with GGUF files, whose names are their paths.
     """
     found = [*_in_folders(_gguf_folders()), *_of_ollama(), *_of_lm_studio(), *_of_hub()]
-    found += [replace(each, name=str(each.path)) for each in _in_folders(folders)]
-    seen = {each.path: each for each in reversed(found)}
-    return sorted(seen.values(), key=lambda each: (each.place, each.name))
+    known = {each.path for each in found}
+    found += [replace(each, name=str(each.path)) for each in _in_folders(folders) if each.path not in known]
+    return sorted({*found}, key=lambda each: (each.place, each.name))
 
 
 def find_stored(name: str) -> Path | None:
@@ -77,6 +77,12 @@ def siblings(path: Path) -> list[StoredModel]:
     """Return all models of the store that holds this file; none if no store does."""
     stores = [*_of_ollama()], [*_of_lm_studio()]
     return next((found for found in stores if any(each.path == path for each in found)), [])
+
+
+def name_of(path: Path) -> str:
+    """Return what commands call a model's file or folder: its path, or of Ollama's, whose paths say nothing, its name."""
+    is_blob = path.parent.name == "blobs"
+    return next((each.name for each in _of_ollama() if is_blob and each.path == path), str(path))
 
 
 def first_part(path: Path) -> bool:

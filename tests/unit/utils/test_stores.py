@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from forerun.errors import ModelLoadError
+from forerun.drafters.build import build_drafter, check_drafter_text
+from forerun.drafters.registry import with_draft_model
+from forerun.errors import DrafterError, ModelLoadError
 from forerun.models.loading.source import find_source
-from forerun.utils.stores import find_stored, siblings, stored_models
+from forerun.utils.stores import find_stored, name_of, siblings, stored_models
 
 DIGEST = "ab" * 32
 MODEL = "application/vnd.ollama.image.model"
@@ -110,9 +112,26 @@ def test_folders_lm_studio_and_the_hub(home: Path, monkeypatch: pytest.MonkeyPat
     ) == 1
 
 
+def test_a_model_of_two_tags_has_two_names(home: Path) -> None:
+    for tag in ("4b", "latest"):
+        pull(home / ".ollama" / "models", f"registry.ollama.ai/library/qwen3/{tag}")
+    assert [each.name for each in stored_models()] == ["qwen3:4b", "qwen3:latest"]
+
+
+def test_such_a_name_drafts(home: Path) -> None:
+    """It is not taken for module:Class."""
+    pull(home / ".ollama" / "models", "registry.ollama.ai/library/qwen3/latest")
+    drafter, _ = build_drafter("qwen3:latest")
+    assert type(drafter).__name__ == "DraftModel"
+    with pytest.raises(DrafterError, match="neither a known name"):
+        build_drafter("qwen3:8b")
+    check_drafter_text(with_draft_model("auto", "qwen3:latest"), "bundled")
+
+
 def test_models_of_one_store_lie_beside_each_other(home: Path) -> None:
     store = home / ".ollama" / "models"
     large = pull(store, "registry.ollama.ai/library/qwen3/4b")
     small = pull(store, "registry.ollama.ai/library/qwen3/small", digest="cd" * 32)
     assert {each.path for each in siblings(large)} == {large, small}
     assert siblings(home / "else.gguf") == []
+    assert (name_of(large), name_of(home / "a.gguf")) == ("qwen3:4b", str(home / "a.gguf"))
