@@ -152,7 +152,9 @@ DrafterName = Annotated[
 DraftName = Annotated[
     str | None,
     model_option(
-        "--draft", about="Folder or id of the draft model.", default="the bundled draft for the bundled target"
+        *("--draft", "--draft-model"),
+        about="Folder or id of the draft model.",
+        default="the bundled draft for the bundled target",
     ),
 ]
 DraftModelName = Annotated[

@@ -80,7 +80,7 @@ def siblings(path: Path) -> list[StoredModel]:
 
 
 def name_of(path: Path) -> str:
-    """Return what commands call a model's file or folder: its path, or of Ollama's, whose paths say nothing, its name."""
+    """Return what commands call a model that lies there: its path, or of Ollama, whose paths say nothing, its name."""
     is_blob = path.parent.name == "blobs"
     return next((each.name for each in _of_ollama() if is_blob and each.path == path), str(path))
 
@@ -130,6 +130,8 @@ def _manifest(store: Path, name: str) -> Path | None:
     no such name."""
     model, _, tag = name.partition(":")
     parts = model.split("/")
+    if len(parts) == 2 and not tag:
+        return None  # that is a hub id
     if not all(re.fullmatch(r"\w[\w.-]*", each) for each in (*parts, tag or "latest")) or len(parts) > 3:
         return None
     return store.joinpath("manifests", *_REGISTRY[: 3 - len(parts)], *parts, tag or "latest")

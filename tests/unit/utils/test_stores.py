@@ -60,6 +60,11 @@ def test_names_of_ollama(home: Path, place: str, names: list[str]) -> None:
     assert find_stored("qwen3:8b") is None and find_stored("../qwen3") is None and find_stored("a/../../b:c") is None
 
 
+def test_two_parts_without_a_tag_are_a_hub_id(home: Path) -> None:
+    blob = pull(home / ".ollama" / "models", "registry.ollama.ai/me/mine/latest")
+    assert find_stored("me/mine") is None and find_stored("me/mine:latest") == blob
+
+
 def test_every_command_takes_such_a_name(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OLLAMA_MODELS", str(home / "elsewhere"))
     blob = pull(home / "elsewhere", "registry.ollama.ai/library/qwen3/4b")
