@@ -18,6 +18,7 @@ from forerun.cli.chat.screen import Screen, visible
 from forerun.cli.chat.session import ChatAnswer, History, Session, Turn, open_beside
 from forerun.cli.chat.slash_commands import ALIASES, COMMANDS, Chat, run_command
 from forerun.cli.options import LLMOptions
+from forerun.engine import StreamChunk
 from forerun.errors import ConfigError, DrafterError, PromptError
 from forerun.models import Exactness
 
@@ -312,6 +313,23 @@ def test_thinking_is_switched_in_the_template() -> None:
     converse(session, "one", "/set think off", "two", "/set think on", "three")
     kwargs = [{"chat_template_kwargs": {"enable_thinking": value}} for value in (False, True)]
     assert given == [{}, *kwargs]
+
+
+def test_what_is_thought_is_shown_apart(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    class Thinking(FakeLLM):
+        def stream(self, prompt: Any, params: Any) -> Any:
+            for part in ("<thi", "nk>\nhm", ", so\n</think>\n\nThe *an", "swer*"):
+                yield StreamChunk(part, [0])
+            yield StreamChunk(".", [0], finish_reason="stop")
+
+    llm = Thinking(target=fake().target)
+    llm.tokenizer.chat_template = "<think></think>"  # type: ignore[attr-defined]
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    converse(session_of(llm), "one", "/set markdown off", "two")
+    first, _, second = capsys.readouterr().out.partition("\x1b[3manswer\x1b[0m.\n")
+    assert first.startswith("\x1b[2mhm") and "</think>" not in first
+    assert second.endswith("\x1b[2m, so\x1b[0m\n\nThe *answer*.\n")
 
 
 def test_the_last_message_is_answered_again_edited_and_taken_back() -> None:

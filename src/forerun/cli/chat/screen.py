@@ -86,7 +86,7 @@ class Screen:
         """Print more of what the model thinks, apart from its answer."""
         if text:
             self._thinks = True
-            self._print(typer.style(visible(text), dim=True))
+            self._print(typer.style(visible(text), dim=True) if self._styled else visible(text))
             self._line_open = not text.endswith("\n")
 
     def end_answer(self) -> None:
