@@ -18,6 +18,7 @@ from forerun.cli import (
     batch,
     bench,
     cache,
+    complete,
     demo,
     drafters,
     export,
@@ -127,7 +128,13 @@ def root(
 
 
 _COMMANDS: dict[str | None, dict[str, Any]] = {
-    "Run": {"generate": generate.generate, "chat": chat, "serve": serve.serve, "batch": batch.batch},
+    "Run": {
+        "generate": generate.generate,
+        "chat": chat,
+        "complete": complete.complete,
+        "serve": serve.serve,
+        "batch": batch.batch,
+    },
     "Measure": {"demo": demo.demo, "audit": audit.audit, "try": try_.try_, "tune": tune.tune},
     None: {
         "run": chat,

@@ -161,7 +161,20 @@ def test_a_model_is_an_argument_or_an_option(invoke: Invoke, monkeypatch: pytest
 
 def test_each_command_with_a_model_takes_it_both_ways() -> None:
     """-m and --model, and the first argument unless another stands there."""
-    named = {"batch", "generate", "info", "drafters", "answers", "eagle", "block", "medusa", "mtp", "draft", "eval"}
+    named = {
+        "batch",
+        "complete",
+        "generate",
+        "info",
+        "drafters",
+        "answers",
+        "eagle",
+        "block",
+        "medusa",
+        "mtp",
+        "draft",
+        "eval",
+    }
     root: Any = typer.main.get_command(app)
     commands = [*root.commands.items()]
     asking = {}

@@ -21,7 +21,7 @@ def test_the_files_are_served(http: httpx.Client) -> None:
         ("/page.css", "page.css", "text/css"),
         ("/page.js", "page.js", "javascript"),
     ):
-        found = http.get(path, params={"name": "../app.py"})
+        found = http.get(path, params={"name": "../app.py"}, headers={"accept": "text/html,*/*;q=0.8"})
         assert found.content == (FOLDER / name).read_bytes() and kind in found.headers["content-type"]
         assert "default-src 'self'" in found.headers["content-security-policy"]
 
@@ -40,7 +40,12 @@ def test_the_page_finds_its_elements() -> None:
 
 def test_the_figures(http: httpx.Client, served: Served) -> None:
     now = http.get("/live").json()
-    assert now["max_batch"] == 4 and now["running"] == now["waiting"] == 0 and "num_draft_tokens" in now["last_step"]
+    assert (
+        now["max_batch"] == 4
+        and now["running"] == now["waiting"] == 0
+        and now["prompt_tokens_waiting"] == 0
+        and "num_draft_tokens" in now["last_step"]
+    )
     offers = [] if served.llm.drafter is None else [*served.llm.drafter.offers]
     assert http.get("/v1/models").json()["data"][0]["drafters"] == offers
 
