@@ -25,7 +25,8 @@ def complete(
     *,
     file: Annotated[Path, typer.Argument(help="The file.", metavar="FILE")],
     at: Annotated[
-        str, typer.Option(help="The cursor: line and column, both from 1; the text goes before that column.")
+        str,
+        typer.Option(help="The cursor: LINE:COLUMN, both from 1; the text goes before that column.", metavar="PLACE"),
     ],
     extra: Annotated[
         list[Path] | None,
