@@ -205,9 +205,10 @@ def test_ctrl_c_at_five_moments(open_chat: Opener) -> None:
     terminal.expect("half a message")
     terminal.type("\x15wait\r")
     terminal.expect("alpha beta gamma")
-    terminal.type(CTRL_C)  # within an answer, which is kept
-    terminal.expect("stopped by you")
-    terminal.enter("mute, please\r")
+    terminal.type("typed ahead" + CTRL_C)  # within an answer, which is kept
+    answer = terminal.expect("stopped by you")
+    assert "^C" not in answer and "ahead" not in answer
+    terminal.enter("\x15mute, please\r")
     terminal.expect("\x1b[?2004l")
     time.sleep(0.3)
     terminal.type(CTRL_C)  # before the first word: the message comes back

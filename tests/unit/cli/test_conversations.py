@@ -118,3 +118,21 @@ def test_chats_are_listed_and_go_on(invoke: Invoke, chats: Path, opened: dict[st
     assert run_command(f"/load {path.stem}", Chat(session_of(fake()), Screen(), "other")).endswith(
         "(3 turns); it was held with smollm2"
     )
+
+
+def test_a_kept_chat_that_is_loaded_goes_on_in_its_file(chats: Path) -> None:
+    Keeper(chats).keep("m", History(None, [Turn("a", "b")]), print)
+    [path] = kept_files()
+    chat = Chat(session_of(fake()), Screen(), "m", Keeper(chats))
+    run_command(f"/load {path.stem}", chat)
+    chat.keep()
+    chat.session.history.turns.append(Turn("c", "d"))
+    chat.keep()
+    assert kept_files() == [path] and len(Conversation.read(path).history.turns) == 2
+    save(elsewhere := chats.parent / "it.json", "m", CHAT, None)
+    run_command(f"/load {elsewhere}", chat)
+    chat.keep()
+    assert kept_files() == [path]
+    chat.session.history.turns.append(Turn("e", "f"))
+    chat.keep()
+    assert len(kept_files()) == 2 and len(Conversation.read(elsewhere).history.turns) == 2

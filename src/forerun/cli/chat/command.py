@@ -11,7 +11,7 @@ import typer
 
 from forerun.cli import options
 from forerun.cli.chat import conversations
-from forerun.cli.chat.screen import Screen
+from forerun.cli.chat.screen import Screen, silent_keys
 from forerun.cli.chat.session import History, Session, answer_message, counted
 from forerun.cli.chat.slash_commands import NOT_IN_CHATS, Chat, run_command
 from forerun.cli.flags import Flags, with_flags
@@ -136,15 +136,8 @@ def converse(chat: Chat, read: Callable[[str], tuple[str, bool]]) -> None:
         try:
             text, is_command = read(draft)
             is_leaving = False
-            if is_command:
-                session.replaces = False
-                said = run_command(text, chat)
-                if said:
-                    chat.screen.note(said)
-            elif text.strip():
-                answer_message(session, chat.screen, text)
-            else:
-                session.replaces = False
+            with silent_keys():
+                _take(chat, text, is_command=is_command)
         except EOFError:
             chat.screen.note("")  # the prompt's line is not ended
             return
@@ -158,6 +151,17 @@ def converse(chat: Chat, read: Callable[[str], tuple[str, bool]]) -> None:
             is_leaving = text is None
             chat.screen.note(LEAVE if is_leaving else "interrupted")
         chat.keep()
+
+
+def _take(chat: Chat, text: str, *, is_command: bool) -> None:
+    """Answer a message or run a command. Raises ForerunError, EOFError and KeyboardInterrupt as these do."""
+    session = chat.session
+    if text.strip() and not is_command:
+        answer_message(session, chat.screen, text)
+        return
+    session.replaces = False
+    if is_command and (said := run_command(text, chat)):
+        chat.screen.note(said)
 
 
 def answer_lines(chat: Chat) -> None:

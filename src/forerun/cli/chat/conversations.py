@@ -101,21 +101,21 @@ class Keeper:
 
     def __init__(self, folder: Path | None, path: Path | None = None) -> None:
         self._folder = folder
-        self._kept: tuple[str | None, tuple[Turn, ...]] = (None, ())
         self._has_failed = False
-        self.go_on(path)
+        self.go_on(path, History())
 
-    def go_on(self, path: Path | None) -> None:
-        """Write to this file from now on; None: to a new one."""
+    def go_on(self, path: Path | None, history: History) -> None:
+        """Write to this file from now on; None: to a new one. history: of the chat that need not be kept anew."""
         self._path = path
-        self._written = None if path is None else path.stat().st_mtime_ns
+        self._written = None if path is None else _changed(path)
+        self._kept = _state(history)
 
     def keep(self, model: str, history: History, note: Callable[[str], None]) -> None:
         """Write the chat if it has changed and is not empty.
 
         note: is called with what people should know.
         """
-        state = (history.system, (*history.turns,))
+        state = _state(history)
         if self._folder is None or state == self._kept or not history.turns:
             return
         try:
@@ -134,6 +134,10 @@ class Keeper:
             if not self._has_failed:
                 note(f"this chat is not kept: {error}")
             self._has_failed = True
+
+
+def _state(history: History) -> tuple[str | None, tuple[Turn, ...]]:
+    return history.system, (*history.turns,)
 
 
 def _changed(path: Path) -> int | None:

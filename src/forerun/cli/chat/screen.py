@@ -6,13 +6,20 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 from forerun.errors import ConfigError
+from forerun.utils.signals import cleaned_up
+
+try:
+    import termios
+except ImportError:  # Windows
+    termios = None  # type: ignore[assignment]
 
 if TYPE_CHECKING:
     from forerun.engine import StreamChunk
@@ -114,6 +121,23 @@ class Screen:
 
     def _print(self, text: str) -> None:
         print(text, end="", flush=True)
+
+
+@contextmanager
+def silent_keys() -> Iterator[None]:
+    """Have the terminal echo no keys in this block: they would stand within an answer. They are read after it."""
+    if termios is None or not os.isatty(0):
+        yield
+        return
+    before = termios.tcgetattr(0)
+    silent = [*before]
+    silent[3] &= ~termios.ECHO
+    with cleaned_up():
+        termios.tcsetattr(0, termios.TCSANOW, silent)
+        try:
+            yield
+        finally:
+            termios.tcsetattr(0, termios.TCSANOW, before)
 
 
 def visible(text: str) -> str:

@@ -13,7 +13,7 @@ import typer
 
 from forerun.cli.answers import acceptance_text, stderr_lines
 from forerun.cli.chat import session as chat_session
-from forerun.cli.chat.conversations import Conversation, Keeper, find_file, save
+from forerun.cli.chat.conversations import Conversation, Keeper, chats_folder, find_file, save
 from forerun.cli.chat.screen import Screen
 from forerun.cli.chat.session import ChatAnswer, Session, answer_message, counted
 from forerun.cli.flags import Flag
@@ -104,7 +104,7 @@ def _clear(chat: Chat, text: str) -> str:
     chat.keep()
     chat.session.history.turns.clear()
     chat.session.files.clear()
-    chat.keeper.go_on(None)
+    chat.keeper.go_on(None, chat.session.history)
     return "the chat is empty" + ("" if chat.session.history.system is None else "; the system message stays")
 
 
@@ -119,7 +119,7 @@ def _load(chat: Chat, text: str) -> str:
     found = Conversation.read(find_file(text))
     chat.keep()
     chat.session.history = found.history
-    chat.keeper.go_on(None)
+    chat.keeper.go_on(found.path if found.path.parent == chats_folder() else None, found.history)
     chat.own = found.path
     other = "" if found.model == chat.model else f"; it was held with {found.model}"
     return f"loaded: {found.title} ({counted(len(found.history.turns), 'turn')}){other}"
