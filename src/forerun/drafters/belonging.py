@@ -34,7 +34,7 @@ from forerun.utils import fetch as store
 from forerun.utils.files import EntryFile, key_here
 from forerun.utils.home import BELONGING_STEM
 from forerun.utils.json_file import Fields
-from forerun.utils.stores import find_stored, hub_id, hub_snapshots, name_of, siblings
+from forerun.utils.stores import find_stored, hub_id, hub_snapshots, siblings, stored_name
 from forerun.utils.vocabulary import Vocabulary, check_same_tokens
 
 MOST_OF_TARGET = 0.5
@@ -228,7 +228,7 @@ def _fitting(path: Path, place: str, target: _Target) -> tuple[Belonging, int] |
         check_same_tokens(target.vocabulary, draft.vocabulary)
     kind = "model" if draft.source.mask_token(draft.config) is None else "parallel draft model"
     what = f"{draft.config.model_type} {kind}, {_millions(draft.num_parameters)}"
-    return Belonging(name_of(path), what, place), draft.num_parameters
+    return Belonging(stored_name(path), what, place), draft.num_parameters
 
 
 def _nbytes(path: Path) -> int:

@@ -79,7 +79,7 @@ def siblings(path: Path) -> list[StoredModel]:
     return next((found for found in stores if any(each.path == path for each in found)), [])
 
 
-def name_of(path: Path) -> str:
+def stored_name(path: Path) -> str:
     """Return what commands call a model that lies there: its path, or of Ollama, whose paths say nothing, its name."""
     is_blob = path.parent.name == "blobs"
     return next((each.name for each in _of_ollama() if is_blob and each.path == path), str(path))

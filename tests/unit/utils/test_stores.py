@@ -12,7 +12,7 @@ from forerun.drafters.build import build_drafter, check_drafter_text
 from forerun.drafters.registry import with_draft_model
 from forerun.errors import DrafterError, ModelLoadError
 from forerun.models.loading.source import find_source
-from forerun.utils.stores import find_stored, name_of, siblings, stored_models
+from forerun.utils.stores import find_stored, siblings, stored_models, stored_name
 
 DIGEST = "ab" * 32
 MODEL = "application/vnd.ollama.image.model"
@@ -139,4 +139,4 @@ def test_models_of_one_store_lie_beside_each_other(home: Path) -> None:
     small = pull(store, "registry.ollama.ai/library/qwen3/small", digest="cd" * 32)
     assert {each.path for each in siblings(large)} == {large, small}
     assert siblings(home / "else.gguf") == []
-    assert (name_of(large), name_of(home / "a.gguf")) == ("qwen3:4b", str(home / "a.gguf"))
+    assert (stored_name(large), stored_name(home / "a.gguf")) == ("qwen3:4b", str(home / "a.gguf"))

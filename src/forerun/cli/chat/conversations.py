@@ -99,7 +99,7 @@ class Keeper:
         path: the file of a chat that goes on.
     """
 
-    def __init__(self, folder: Path | None, path: Path | None = None) -> None:
+    def __init__(self, folder: Path | None = None, path: Path | None = None) -> None:
         self._folder = folder
         self._has_failed = False
         self.go_on(path, History())

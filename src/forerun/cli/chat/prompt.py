@@ -104,7 +104,7 @@ class Prompt:
         self._session: PromptSession[str] = PromptSession(
             PROMPT,
             multiline=True,
-            prompt_continuation=lambda width, line, wraps: "" if wraps else MORE,
+            prompt_continuation=_continuation,
             history=history,
             completer=_Words(),
             complete_while_typing=False,
@@ -182,6 +182,10 @@ class Prompt:
             event.current_buffer.insert_text(self._marked(text))
 
         return bindings
+
+
+def _continuation(width: int, line: int, is_wrapped: int) -> str:
+    return "" if is_wrapped else MORE
 
 
 def _read_pastes_quickly(parser: Any) -> None:

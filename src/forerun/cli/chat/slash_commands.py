@@ -56,7 +56,7 @@ class Chat:
     session: Session
     screen: Screen
     model: str = ""
-    keeper: Keeper = field(default_factory=lambda: Keeper(None))
+    keeper: Keeper = field(default_factory=Keeper)
     own: Path | None = None
 
     def keep(self) -> None:
