@@ -147,8 +147,8 @@ def visible(text: str) -> str:
 
 _LEAST_PAUSE = 0.04
 """Seconds between two drawings at least."""
-_PAUSES = 20
-"""Least seconds between two drawings, in those that one took: drawing takes a twentieth of the time at most."""
+_PAUSES = 30
+"""Least seconds between two drawings, in those that one took: drawing takes a thirtieth of the time at most."""
 
 
 class MarkdownStream:
