@@ -261,6 +261,12 @@ def test_what_is_told_of_the_model(http: httpx.Client, served: Served, monkeypat
     monkeypatch.setattr(served.llm.target, "architecture", "qwen2", raising=False)
     told = http.post("/api/show", json={"name": f"{NAME}:latest"}).json()
     assert told == http.post("/api/show", json={"model": NAME, "verbose": True}).json()
+    # as Go's ShowRequest is written, which leaves nothing out
+    go: dict[str, Any] = {"model": "", "system": "", "template": "", "verbose": False, "options": None, "name": NAME}
+    assert told == http.post("/api/show", json=go).json() == http.post("/api/show", json={**go, "options": {}}).json()
+    for more in ({"system": "a"}, {"template": "a"}, {"options": {"seed": 1}}):
+        (name,) = more
+        assert http.post("/api/show", json=go | more).json()["error"].startswith(name)
     assert told["capabilities"] == ["completion"] and told["details"]["family"] == "qwen2"
     assert told["model_info"]["qwen2.context_length"] == 4096
     assert {*told["details"]} == {
