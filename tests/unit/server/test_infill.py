@@ -159,10 +159,52 @@ def test_a_request_of_no_tokens_fills_the_cache(served: Served, filling: httpx.C
         ({"input_extra": [{"filename": "x"}]}, "input_extra"),
         ({"n_predict": -2}, "n_predict"),
         ({"n": 2}, "n"),
+        ({"n_cmpl": 2}, "n_cmpl"),
+        ({"n_cmpl": 2, "n_predict": 0}, "n_cmpl"),
+        ({"n_cmpl": 1000}, "n_cmpl"),
+        ({"repeat_penalty": 0}, "repeat_penalty"),
+        ({"repetition_penalty": 0}, "repetition_penalty"),
+        ({"n_indent": 10_000_000_000}, "n_indent"),
+        ({"repeat_last_n": 64, "repeat_penalty": 1.1}, "repeat_last_n"),
+        ({"repeat_last_n": 0, "presence_penalty": 0.5}, "repeat_last_n"),
+        ({"dry_base": 1.75, "dry_multiplier": 0.8}, "dry_multiplier"),
+        ({"xtc_threshold": 0.1, "xtc_probability": 0.5}, "xtc_probability"),
+        ({"mirostat_tau": 5, "mirostat": 1}, "mirostat"),
     ],
 )
 def test_what_infill_does_not_have_is_named(filling: httpx.Client, more: dict[str, Any], param: str) -> None:
-    assert refused(filling, "/infill", BODY, **more)[0] == param
+    found, message = refused(filling, "/infill", BODY, **more)
+    assert found == param
+    assert message.startswith(param)
+    assert " n=" not in message
+
+
+@pytest.mark.parametrize("url", ["/infill", "/v1/completions"])
+def test_what_changes_no_text_here(filling: httpx.Client, url: str) -> None:
+    given = {"cache_prompt": True, "id_slot": 0, "timings_per_token": True, "t_max_prompt_ms": 500, "n_keep": 0}
+    response = filling.post(url, json={**(BODY if url == "/infill" else COMPLETION), **given})
+    assert response.status_code == 200, response.text
+    assert response.headers["x-forerun-ignored"] == "timings_per_token, t_max_prompt_ms"
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"dry_multiplier": 0.0, "dry_base": 1.75, "dry_allowed_length": 2, "dry_penalty_last_n": -1},
+        {"dry_sequence_breakers": ["\n"]},
+        {"xtc_probability": 0, "xtc_threshold": 0.1},
+        {"mirostat": 0, "mirostat_tau": 5, "mirostat_eta": 0.1},
+        {"dynatemp_range": 0, "dynatemp_exponent": 2},
+        {"n_probs": 0, "post_sampling_probs": True},
+        {"repeat_last_n": 64, "repeat_penalty": 1.0},
+        {"repeat_last_n": 64, "repeat_penalty": 1.1, "samplers": ["top_k"]},
+        {"repeat_last_n": -1, "repeat_penalty": 1.1},
+        {"n_indent": 1000},
+    ],
+    ids=str,
+)
+def test_what_is_off_has_no_effect(filling: httpx.Client, more: dict[str, Any]) -> None:
+    assert post(filling, "/infill", BODY, **more)["stop"] is True
 
 
 def test_samplers_choose_which_options_count(filling: httpx.Client) -> None:

@@ -18,16 +18,13 @@ from typing_extensions import TypedDict
 
 from forerun.chat.infill import Infill
 from forerun.engine.results import Choice, Generation, StepOutput
+from forerun.errors import RequestBodyError
 from forerun.server.protocol.answers import Asked, grammar_warnings, progress_comment
-from forerun.server.protocol.bodies import Count, GenerationBody, Strings
+from forerun.server.protocol.bodies import Count, GenerationBody, Strings, check_window, in_clients_words
 from forerun.server.protocol.requests import INFILL_URL, CompletionRequest, TextLimits
 
-_WITHOUT_EFFECT = frozenset(("cache_prompt", "id_slot", "t_max_prompt_ms", "timings_per_token", "n_keep"))
-"""Fields that change no text here, whatever their value."""
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
-    "repeat_last_n": (0, 64),
     "dynatemp_range": (0,),
-    "dynatemp_exponent": (1,),
     "top_n_sigma": (-1,),
     "typical_p": (1,),
     "xtc_probability": (0,),
@@ -38,6 +35,14 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "lora": ([],),
 }
 """Fields of samplers that are not there, and their values without effect."""
+_OF_NEUTRAL = frozenset(
+    (
+        *("dry_base", "dry_allowed_length", "dry_penalty_last_n", "dry_sequence_breakers", "xtc_threshold"),
+        *("mirostat_tau", "mirostat_eta", "dynatemp_exponent", "post_sampling_probs"),
+    )
+)
+"""Fields that count beside others of _NEUTRAL alone: without these they have no effect, and with them they are
+refused by these."""
 _OPTIONS: Mapping[str, Mapping[str, float]] = {
     "top_k": {"top_k": 0},
     "top_p": {"top_p": 1.0},
@@ -72,10 +77,11 @@ class InfillBody(GenerationBody):
     n: None = Field(None, description="left out: n_cmpl is how many answers there are")
     n_cmpl: Count | None = None
     n_predict: Annotated[int, Field(ge=-1)] | None = None
-    n_indent: Annotated[int, Field(ge=0)] | None = None
+    n_indent: Annotated[int, Field(ge=0, le=1000)] | None = None
     t_max_predict_ms: float | None = None
     samplers: Strings | None = None
     repeat_penalty: float | None = None
+    repeat_last_n: int | None = None
     response_fields: Strings | None = None
     return_tokens: bool | None = None
 
@@ -83,7 +89,7 @@ class InfillBody(GenerationBody):
         """Raise RequestBodyError for fields that would have an effect, and are none of the model's."""
         others = self.model_extra or {}
         for name in [*others]:
-            if name in _WITHOUT_EFFECT or others[name] in _NEUTRAL.get(name, ()):
+            if name in _OF_NEUTRAL or others[name] in _NEUTRAL.get(name, ()):
                 del others[name]
         super().check_others()
 
@@ -96,7 +102,12 @@ class InfillBody(GenerationBody):
             others["repetition_penalty"] = self.repeat_penalty
         if (self.seed or 0) < 0:
             others["seed"] = None
-        params = self.params(own, **others | self._by_samplers(others["n"]))
+        try:
+            params = self.params(own, **others | self._by_samplers(others["n"]))
+        except RequestBodyError as error:
+            penalty = {} if self.repeat_penalty is None else {"repetition_penalty": "repeat_penalty"}
+            raise in_clients_words(error, {"n": "n_cmpl", **penalty}) from None
+        check_window(self.repeat_last_n, params, "repeat_last_n")
         extra = [(file.get("filename") or "tmp", file["text"]) for file in self.input_extra or ()]
         before = self.input_prefix + (self.prompt or "")
         return CompletionRequest(
@@ -109,6 +120,7 @@ class InfillBody(GenerationBody):
             only_prompt=count == 0,
             limits=TextLimits(self.n_indent or 0, max(self.t_max_predict_ms or 0, 0) / 1000),
             repeated={"fields": self.response_fields or [], "tokens": bool(self.return_tokens), "n_predict": count},
+            ignored=self.ignored,
         )
 
     def _by_samplers(self, count: int) -> dict[str, Any]:
