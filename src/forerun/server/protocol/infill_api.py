@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import time
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence as Seq
 from functools import cache
@@ -19,7 +20,7 @@ from typing_extensions import TypedDict
 from forerun.chat.infill import Infill
 from forerun.engine.results import Choice, Generation, StepOutput
 from forerun.errors import RequestBodyError
-from forerun.server.protocol.answers import Asked, grammar_warnings, progress_comment
+from forerun.server.protocol.answers import Asked, TokenPieces, grammar_warnings, progress_comment
 from forerun.server.protocol.bodies import Count, GenerationBody, Strings, check_window, in_clients_words
 from forerun.server.protocol.requests import INFILL_URL, CompletionRequest, TextLimits
 
@@ -253,14 +254,21 @@ def _at(value: Any, path: str) -> list[Any]:
 
 
 class LimitedText:
-    """Ends a growing answer as `TextLimits` say, and cuts what comes after that.
+    """Ends a growing answer as `TextLimits` say, and cuts text and tokens that come after that.
+
+    It has the tokens that begin within its text, however steps have divided them.
+
+    Args:
+        pieces: of the answer.
 
     Attributes:
-        is_over: it has ended.
+        is_over: it has ended, by itself or not.
     """
 
-    def __init__(self, limits: TextLimits) -> None:
+    def __init__(self, limits: TextLimits, pieces: TokenPieces) -> None:
         self._limits = limits
+        self._pieces = pieces
+        self._starts: list[int] = []  # of the tokens in the text
         self._text = ""
         self._started: float | None = None
         self.is_over = False
@@ -268,13 +276,24 @@ class LimitedText:
     def push(self, output: StepOutput) -> None:
         """Add the text of an output, whose chunk and choice are changed where the answer has ended."""
         chunk = output.chunk
+        before = len(self._starts)
         if chunk.token_ids and self._started is None:
             self._started = time.monotonic()
-        chunk.text = "" if self.is_over else self._kept(chunk.text)
-        if output.choice is not None and self.is_over:
-            output.choice.text = self._text
-            output.choice.finish_reason = chunk.finish_reason = "length"
-            output.choice.stop_reason = chunk.stop_reason = None
+        if self.is_over:
+            chunk.text = ""
+        else:
+            self._starts += self._pieces.push(chunk.token_ids)[0]
+            chunk.text = self._kept(chunk.text)
+        if self.is_over:
+            num_tokens = bisect_left(self._starts, len(self._text))
+            chunk.token_ids = chunk.token_ids[: max(num_tokens - before, 0)]
+            chunk.num_accepted_draft = min(chunk.num_accepted_draft, len(chunk.token_ids))
+            if output.choice is not None:
+                output.choice.text = self._text
+                output.choice.token_ids = output.choice.token_ids[:num_tokens]
+                output.choice.finish_reason = chunk.finish_reason = "length"
+                output.choice.stop_reason = chunk.stop_reason = None
+        self.is_over = self.is_over or output.choice is not None
 
     def _kept(self, new: str) -> str:
         """Return what of the next text belongs to the answer."""
