@@ -402,9 +402,9 @@ class GenerationBody(Sampling):  # type: ignore[misc]  # its fields are those of
 
 def in_clients_words(error: RequestBodyError, names: Mapping[str, str]) -> RequestBodyError:
     """Return an error that calls its field as the client does. names: ours -> the client's."""
-    if error.param not in names:
+    theirs = names.get(error.param or "")
+    if theirs is None:
         return error
-    theirs = names[error.param]
     return RequestBodyError(re.sub(rf"\b{error.param}\b", theirs, str(error)), theirs)
 
 
