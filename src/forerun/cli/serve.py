@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from forerun.cli import options
-from forerun.cli.flags import Flags, with_flags
+from forerun.cli.flags import Flags, given, with_flags
 from forerun.cli.generate import open_llm
 from forerun.cli.options import LLMOptions, chosen_model
 from forerun.cli.output import log_memory_plan, note, note_untried
@@ -87,6 +87,7 @@ Ollama = Annotated[bool, typer.Option("--ollama", help=f"Listen on port {OLLAMA_
 @with_flags
 def serve(
     *,
+    ctx: typer.Context,
     model: options.TargetArgument = None,
     drafter: Drafters = None,
     draft_model: options.DraftModelName = None,
@@ -104,7 +105,9 @@ def serve(
     """Serve a model by the APIs of OpenAI, Anthropic and Ollama; with speculation where it pays."""
     check_extra()
     if ollama:
-        server = on_ollamas_port(server)
+        if given(ctx, "port") and server.port != OLLAMA_PORT:
+            raise ConfigError(f"--ollama takes port {OLLAMA_PORT}, but --port is {server.port}. Leave one of them out.")
+        server = replace(server, port=OLLAMA_PORT)
     if server.response_template is not None:
         from forerun.chat.response_format import read_format
 
@@ -125,13 +128,6 @@ def serve(
     else:
         options.set_threads(threads)
         _serve_here(model, name, drafters, llm, server)
-
-
-def on_ollamas_port(server: ServerOptions) -> ServerOptions:
-    """Return options with Ollama's port. Raises ConfigError if another one was chosen."""
-    if server.port not in (ServerOptions().port, OLLAMA_PORT):
-        raise ConfigError(f"--ollama takes port {OLLAMA_PORT}, but --port is {server.port}. Leave one of them out.")
-    return replace(server, port=OLLAMA_PORT)
 
 
 def check_extra() -> None:

@@ -21,7 +21,7 @@ from forerun.engine import Generation, StepOutput
 from forerun.engine.sequence import Request as PromptRequest
 from forerun.server.logs import LOGGER
 from forerun.server.progress import Replay, Sent, StreamState
-from forerun.server.protocol.answers import Asked, Chunks
+from forerun.server.protocol.answers import Asked, Chunks, TokenPieces
 from forerun.server.protocol.bodies import validated
 from forerun.server.protocol.errors import OLLAMA_PATHS, error_at, error_response, failure_fields
 from forerun.server.protocol.infill_api import InfillAnswers, InfillBody, LimitedText
@@ -225,7 +225,9 @@ class ActiveResponse:
         self, outputs: AsyncGenerator[tuple[int, StepOutput], None], request: PromptRequest
     ) -> AsyncGenerator[tuple[int, StepOutput], None]:
         """Yield the outputs of the only prompt, whose choices end where their texts say."""
-        texts = [LimitedText(self._completion.limits) for _ in range(request.params.n)]
+        limits, tokens = self._completion.limits, self.service.texts.texts
+        pieces = [TokenPieces(request.prompt_token_ids, tokens, request.marks) for _ in range(request.params.n)]
+        texts = [LimitedText(limits, each) for each in pieces]
         async with aclosing(outputs):
             async for index, output in outputs:
                 texts[output.chunk.index].push(output)

@@ -6,9 +6,10 @@ import json
 from collections.abc import Callable
 from contextlib import suppress
 from hashlib import sha256
-from typing import Any
+from typing import Annotated, Any, Literal
 
 from fastapi import FastAPI
+from pydantic import Field
 from starlette.requests import Request
 
 from forerun import __version__
@@ -37,10 +38,13 @@ _PARAMETERS = {"repetition_penalty": "repeat_penalty"}
 
 
 class ShowBody(Body):
-    """The body of /api/show."""
+    """The body of /api/show. Clients in Go send each field of it, empty."""
 
     name: str | None = None
     verbose: bool | None = None
+    system: Literal[""] | None = None
+    template: Literal[""] | None = None
+    options: Annotated[dict[str, Any], Field(max_length=0)] | None = None
 
     def answer(self, service: Service) -> dict[str, Any]:
         """Return what is known of the model."""

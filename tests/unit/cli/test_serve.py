@@ -143,8 +143,9 @@ def test_ollamas_port(started: list[Any]) -> None:
         done = RUNNER.invoke(app, ["serve", "bundled", "--ollama", *more])
         assert done.exit_code == 0, done.output
         assert started.pop()["options"].port == 11434
-    done = RUNNER.invoke(app, ["serve", "bundled", "--ollama", "--port", "9000"])
-    assert done.exit_code == 2 and "--ollama takes port 11434, but --port is 9000" in done.output
+    for port in ("9000", "8000"):  # the default, where it is given, too
+        done = RUNNER.invoke(app, ["serve", "bundled", "--ollama", "--port", port])
+        assert done.exit_code == 2 and f"--ollama takes port 11434, but --port is {port}" in done.output
 
 
 def test_a_port_that_is_taken(started: list[Any]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -12,11 +13,14 @@ import pytest
 
 from forerun import LLM
 from forerun.chat.infill import Infill
-from forerun.engine.results import StepOutput, StreamChunk
+from forerun.engine.results import Choice, SequenceStats, StepOutput, StreamChunk
+from forerun.engine.text import TextStream, TokenTexts
+from forerun.server.protocol.answers import TokenPieces
 from forerun.server.protocol.infill_api import LimitedText
 from forerun.server.protocol.requests import TextLimits
 from pooled import PAGE
 from serving import JSON, LIMIT, Served, fake_llm, filling_llm, serving
+from small_tokenizers import byte_level
 
 COMPLETION = {"prompt": "hello", "suffix": "world", "max_tokens": 8, "temperature": 0}
 BODY = {"input_prefix": "hello\n", "input_suffix": "world", "prompt": "wor", "n_predict": 8, "temperature": 0}
@@ -159,10 +163,52 @@ def test_a_request_of_no_tokens_fills_the_cache(served: Served, filling: httpx.C
         ({"input_extra": [{"filename": "x"}]}, "input_extra"),
         ({"n_predict": -2}, "n_predict"),
         ({"n": 2}, "n"),
+        ({"n_cmpl": 2}, "n_cmpl"),
+        ({"n_cmpl": 2, "n_predict": 0}, "n_cmpl"),
+        ({"n_cmpl": 1000}, "n_cmpl"),
+        ({"repeat_penalty": 0}, "repeat_penalty"),
+        ({"repetition_penalty": 0}, "repetition_penalty"),
+        ({"n_indent": 10_000_000_000}, "n_indent"),
+        ({"repeat_last_n": 64, "repeat_penalty": 1.1}, "repeat_last_n"),
+        ({"repeat_last_n": 0, "presence_penalty": 0.5}, "repeat_last_n"),
+        ({"dry_base": 1.75, "dry_multiplier": 0.8}, "dry_multiplier"),
+        ({"xtc_threshold": 0.1, "xtc_probability": 0.5}, "xtc_probability"),
+        ({"mirostat_tau": 5, "mirostat": 1}, "mirostat"),
     ],
 )
 def test_what_infill_does_not_have_is_named(filling: httpx.Client, more: dict[str, Any], param: str) -> None:
-    assert refused(filling, "/infill", BODY, **more)[0] == param
+    found, message = refused(filling, "/infill", BODY, **more)
+    assert found == param
+    assert message.startswith(param)
+    assert " n=" not in message
+
+
+@pytest.mark.parametrize("url", ["/infill", "/v1/completions"])
+def test_what_changes_no_text_here(filling: httpx.Client, url: str) -> None:
+    given = {"cache_prompt": True, "id_slot": 0, "timings_per_token": True, "t_max_prompt_ms": 500, "n_keep": 0}
+    response = filling.post(url, json={**(BODY if url == "/infill" else COMPLETION), **given})
+    assert response.status_code == 200, response.text
+    assert response.headers["x-forerun-ignored"] == "timings_per_token, t_max_prompt_ms"
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"dry_multiplier": 0.0, "dry_base": 1.75, "dry_allowed_length": 2, "dry_penalty_last_n": -1},
+        {"dry_sequence_breakers": ["\n"]},
+        {"xtc_probability": 0, "xtc_threshold": 0.1},
+        {"mirostat": 0, "mirostat_tau": 5, "mirostat_eta": 0.1},
+        {"dynatemp_range": 0, "dynatemp_exponent": 2},
+        {"n_probs": 0, "post_sampling_probs": True},
+        {"repeat_last_n": 64, "repeat_penalty": 1.0},
+        {"repeat_last_n": 64, "repeat_penalty": 1.1, "samplers": ["top_k"]},
+        {"repeat_last_n": -1, "repeat_penalty": 1.1},
+        {"n_indent": 1000},
+    ],
+    ids=str,
+)
+def test_what_is_off_has_no_effect(filling: httpx.Client, more: dict[str, Any]) -> None:
+    assert post(filling, "/infill", BODY, **more)["stop"] is True
 
 
 def test_samplers_choose_which_options_count(filling: httpx.Client) -> None:
@@ -213,7 +259,7 @@ def test_extra_files_above_the_context_are_left_out_and_told(served: Served, fil
 )
 def test_an_answer_ends_at_a_line_of_less_indentation(text: str, kept: str | None) -> None:
     for size in (1, 3, 100):
-        limited = LimitedText(TextLimits(indent=4))
+        limited = LimitedText(TextLimits(indent=4), TokenPieces([], None))
         pieces = []
         for start in range(0, len(text), size):
             output = StepOutput(0, StreamChunk(text[start : start + size], [0]))
@@ -226,13 +272,73 @@ def test_an_answer_ends_at_a_line_of_less_indentation(text: str, kept: str | Non
 def test_an_answer_ends_at_a_line_after_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
     times = iter([0.0, 1.0, 3.0])
     monkeypatch.setattr("forerun.server.protocol.infill_api.time.monotonic", lambda: next(times))
-    limited = LimitedText(TextLimits(seconds=2.0))
+    limited = LimitedText(TextLimits(seconds=2.0), TokenPieces([], None))
     over = []
     for text in ("a", "b\n", "c", "d\n", "e\n"):
         output = StepOutput(0, StreamChunk(text, [0]))
         limited.push(output)
         over.append((limited.is_over, output.chunk.text))
     assert over == [(False, "a"), (False, "b\n"), (False, "c"), (True, "d\n"), (True, "")]
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_the_tokens_are_those_of_the_text_in_any_division_into_steps(seed: int) -> None:
+    rng = random.Random(seed)
+    tokenizer = byte_level()
+    ids = tokenizer("    hello\n      é world\n  \té hello\n    world", add_special_tokens=False)["input_ids"]
+    found = []
+    for most in (1, 2, 5, 100):
+        limited = LimitedText(TextLimits(indent=4), TokenPieces([], TokenTexts(tokenizer)))
+        stream = TextStream(TokenTexts(tokenizer), [])
+        sent: list[int] = []
+        at = 0
+        while at < len(ids):
+            step = ids[at : at + rng.randint(1, most)]
+            at += len(step)
+            stream.push(step)
+            output = StepOutput(0, StreamChunk(stream.take(), step))
+            if at >= len(ids):
+                output.choice = Choice(0, "", [*ids], None, "stop", SequenceStats())
+            limited.push(output)
+            sent += output.chunk.token_ids
+        assert output.choice is not None
+        num_tokens = len(output.choice.token_ids)
+        assert output.choice.token_ids == sent[:num_tokens]
+        assert tokenizer.decode(sent[num_tokens:]) in ("", "\ufffd")  # half a character that is cut off has no text
+        assert output.choice.finish_reason == "length"
+        found.append((output.choice.token_ids, output.choice.text))
+    assert found == found[:1] * 4
+    assert found[0][1] == "    hello\n      é world\n  \t"
+    assert tokenizer.decode(found[0][0]).startswith(found[0][1])
+
+
+def test_a_choice_that_ends_by_itself_is_over() -> None:
+    limited = LimitedText(TextLimits(indent=4), TokenPieces([], None))
+    choice = Choice(0, "a", [1], None, "stop", SequenceStats())
+    output = StepOutput(0, StreamChunk("a", [1], finish_reason="stop"), choice)
+    limited.push(output)
+    assert limited.is_over
+    assert (choice.finish_reason, choice.text, choice.token_ids) == ("stop", "a", [1])
+
+
+def test_limited_answers_have_the_same_tokens_with_drafts() -> None:
+    made = filling_llm()
+    of = made.tokenizer.convert_tokens_to_ids
+    bias = {str(of(text)): value for text, value in (("\u010a", 30), ("\u0120", 32), ("a", 30), ("b", 30))}
+    body = {**BODY, "temperature": 3, "n_predict": 60, "n_indent": 2, "logit_bias": bias, "return_tokens": True}
+    drafted = 0
+    llm = LLM(made.target, "suffix", tokenizer=made.tokenizer, num_draft_tokens=3)
+    with serving(llm) as running, httpx.Client(base_url=running.url, timeout=LIMIT, headers=JSON) as http:
+        for seed in range(20):
+            with_drafts, plain = (
+                post(http, "/infill", body, seed=seed, speculative=speculative) for speculative in (True, False)
+            )
+            drafted += with_drafts["timings"].get("draft_n_accepted", 0)
+            for name in ("content", "tokens", "tokens_predicted", "stop_type"):
+                assert with_drafts[name] == plain[name], (seed, name)
+            *_, end = streamed(http, body, seed=seed)
+            assert end["tokens_predicted"] == plain["tokens_predicted"]
+    assert drafted
 
 
 def test_a_limit_of_the_text_ends_the_request(served: Served, filling: httpx.Client) -> None:

@@ -134,15 +134,17 @@ def test_options_by_ollamas_names(served: Served) -> None:
         "use_mmap": True,
         "num_keep": 5,
         "numa": False,
+        "cache_salt": "mine",
     }
     made = validated(GenerateBody, {"prompt": "a", "options": options}).request(4096, {"top_k": 5, "min_p": 0.3})
     params = made.params
     assert (params.temperature, params.top_k, params.top_p, params.min_p, params.seed) == (0.5, 20, 0.9, 0.1, 3)
     assert (params.max_tokens, params.repetition_penalty, [*params.stop]) == (7, 1.2, ["a", "b"])
     assert (params.presence_penalty, params.frequency_penalty) == (0.5, 1)
-    assert made.stream
+    assert made.stream and params.tenant == "mine"
     for unlimited in (-1, -2, None):
         given = {"prompt": "a", "stream": False, "options": {"num_predict": unlimited, "repeat_last_n": 64}}
+        given |= {"truncate": True, "shift": True}
         made = validated(GenerateBody, given).request(4096, {"top_k": 5})
         assert made.params.max_tokens == 4096 and made.params.top_k == 5 and not made.stream
         assert made.params.temperature == 1  # the server's default, not Ollama's
@@ -175,7 +177,8 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "a template's loop": (GENERATE, {"template": "{{ range .Messages }}{{ end }}"}, "template holds range .Messages"),
     "format": (GENERATE, {"format": "xml"}, 'but must be "json", or a JSON schema'),
     "think": (CHAT, {"think": "a lot"}, "think is a string"),
-    "truncate": (CHAT, {"truncate": True}, "truncate is True"),
+    "truncate": (CHAT, {"truncate": 3}, "truncate is not supported, other than True or False"),
+    "a prompt that is not cut": (GENERATE, {"prompt": "a" * 5000, "truncate": True, "shift": True}, "4096"),
     "a field of others": (GENERATE, {"width": 512}, "width is not supported"),
     "tools": (CHAT, {"tools": [TOOL]}, "tools cannot be used with this model"),
     "tools of a wrong type": (CHAT, {"tools": [{"type": "web"}]}, "tools"),
@@ -261,6 +264,12 @@ def test_what_is_told_of_the_model(http: httpx.Client, served: Served, monkeypat
     monkeypatch.setattr(served.llm.target, "architecture", "qwen2", raising=False)
     told = http.post("/api/show", json={"name": f"{NAME}:latest"}).json()
     assert told == http.post("/api/show", json={"model": NAME, "verbose": True}).json()
+    # as Go's ShowRequest is written, which leaves nothing out
+    go: dict[str, Any] = {"model": "", "system": "", "template": "", "verbose": False, "options": None, "name": NAME}
+    assert told == http.post("/api/show", json=go).json() == http.post("/api/show", json={**go, "options": {}}).json()
+    for more in ({"system": "a"}, {"template": "a"}, {"options": {"seed": 1}}):
+        (name,) = more
+        assert http.post("/api/show", json=go | more).json()["error"].startswith(name)
     assert told["capabilities"] == ["completion"] and told["details"]["family"] == "qwen2"
     assert told["model_info"]["qwen2.context_length"] == 4096
     assert {*told["details"]} == {

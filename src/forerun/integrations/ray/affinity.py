@@ -51,7 +51,7 @@ def _texts(body: Mapping[str, Any]) -> Iterator[str]:
     for name in ("tools", "instructions", "system"):
         if body.get(name):
             yield json.dumps(body[name])
-    for name in ("messages", "input", "prompt"):
+    for name in ("messages", "input", "input_extra", "input_prefix", "prompt"):
         value = body.get(name)
         if isinstance(value, str):
             yield value

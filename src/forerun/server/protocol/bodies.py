@@ -398,3 +398,28 @@ class GenerationBody(Sampling):  # type: ignore[misc]  # its fields are those of
         except SamplingError as error:
             name = str(error).split(maxsplit=1)[0]  # messages begin with the field
             raise RequestBodyError(str(error), name if name in SAME_NAMES else None) from None
+
+
+def in_clients_words(error: RequestBodyError, names: Mapping[str, str]) -> RequestBodyError:
+    """Return an error that calls its field as the client does. names: ours -> the client's."""
+    theirs = names.get(error.param or "")
+    if theirs is None:
+        return error
+    return RequestBodyError(re.sub(rf"\b{error.param}\b", theirs, str(error)), theirs)
+
+
+def check_window(window: Any, params: SamplingParams, name: str) -> None:
+    """Raise RequestBodyError if penalties, which count the whole text, shall count its last tokens alone.
+
+    Args:
+        window: how many; None and -1: all.
+        name: of its field.
+    """
+    penalties = (params.repetition_penalty - 1, params.presence_penalty, params.frequency_penalty)
+    if window not in (None, -1) and any(penalties):
+        raise RequestBodyError(
+            f"{name} is {described_value(window)}, but penalties count all of the text, and here repeat_penalty is "
+            f"{params.repetition_penalty:g}. Give -1, or switch the penalties off: repeat_penalty 1, presence_penalty "
+            "0, frequency_penalty 0.",
+            name,
+        )

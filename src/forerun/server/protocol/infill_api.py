@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import time
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence as Seq
 from functools import cache
@@ -18,16 +19,13 @@ from typing_extensions import TypedDict
 
 from forerun.chat.infill import Infill
 from forerun.engine.results import Choice, Generation, StepOutput
-from forerun.server.protocol.answers import Asked, grammar_warnings, progress_comment
-from forerun.server.protocol.bodies import Count, GenerationBody, Strings
+from forerun.errors import RequestBodyError
+from forerun.server.protocol.answers import Asked, TokenPieces, grammar_warnings, progress_comment
+from forerun.server.protocol.bodies import Count, GenerationBody, Strings, check_window, in_clients_words
 from forerun.server.protocol.requests import INFILL_URL, CompletionRequest, TextLimits
 
-_WITHOUT_EFFECT = frozenset(("cache_prompt", "id_slot", "t_max_prompt_ms", "timings_per_token", "n_keep"))
-"""Fields that change no text here, whatever their value."""
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
-    "repeat_last_n": (0, 64),
     "dynatemp_range": (0,),
-    "dynatemp_exponent": (1,),
     "top_n_sigma": (-1,),
     "typical_p": (1,),
     "xtc_probability": (0,),
@@ -38,6 +36,14 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "lora": ([],),
 }
 """Fields of samplers that are not there, and their values without effect."""
+_OF_NEUTRAL = frozenset(
+    (
+        *("dry_base", "dry_allowed_length", "dry_penalty_last_n", "dry_sequence_breakers", "xtc_threshold"),
+        *("mirostat_tau", "mirostat_eta", "dynatemp_exponent", "post_sampling_probs"),
+    )
+)
+"""Fields that count beside others of _NEUTRAL alone: without these they have no effect, and with them they are
+refused by these."""
 _OPTIONS: Mapping[str, Mapping[str, float]] = {
     "top_k": {"top_k": 0},
     "top_p": {"top_p": 1.0},
@@ -72,10 +78,11 @@ class InfillBody(GenerationBody):
     n: None = Field(None, description="left out: n_cmpl is how many answers there are")
     n_cmpl: Count | None = None
     n_predict: Annotated[int, Field(ge=-1)] | None = None
-    n_indent: Annotated[int, Field(ge=0)] | None = None
+    n_indent: Annotated[int, Field(ge=0, le=1000)] | None = None
     t_max_predict_ms: float | None = None
     samplers: Strings | None = None
     repeat_penalty: float | None = None
+    repeat_last_n: int | None = None
     response_fields: Strings | None = None
     return_tokens: bool | None = None
 
@@ -83,7 +90,7 @@ class InfillBody(GenerationBody):
         """Raise RequestBodyError for fields that would have an effect, and are none of the model's."""
         others = self.model_extra or {}
         for name in [*others]:
-            if name in _WITHOUT_EFFECT or others[name] in _NEUTRAL.get(name, ()):
+            if name in _OF_NEUTRAL or others[name] in _NEUTRAL.get(name, ()):
                 del others[name]
         super().check_others()
 
@@ -96,7 +103,12 @@ class InfillBody(GenerationBody):
             others["repetition_penalty"] = self.repeat_penalty
         if (self.seed or 0) < 0:
             others["seed"] = None
-        params = self.params(own, **others | self._by_samplers(others["n"]))
+        try:
+            params = self.params(own, **others | self._by_samplers(others["n"]))
+        except RequestBodyError as error:
+            penalty = {} if self.repeat_penalty is None else {"repetition_penalty": "repeat_penalty"}
+            raise in_clients_words(error, {"n": "n_cmpl", **penalty}) from None
+        check_window(self.repeat_last_n, params, "repeat_last_n")
         extra = [(file.get("filename") or "tmp", file["text"]) for file in self.input_extra or ()]
         before = self.input_prefix + (self.prompt or "")
         return CompletionRequest(
@@ -109,6 +121,7 @@ class InfillBody(GenerationBody):
             only_prompt=count == 0,
             limits=TextLimits(self.n_indent or 0, max(self.t_max_predict_ms or 0, 0) / 1000),
             repeated={"fields": self.response_fields or [], "tokens": bool(self.return_tokens), "n_predict": count},
+            ignored=self.ignored,
         )
 
     def _by_samplers(self, count: int) -> dict[str, Any]:
@@ -241,14 +254,21 @@ def _at(value: Any, path: str) -> list[Any]:
 
 
 class LimitedText:
-    """Ends a growing answer as `TextLimits` say, and cuts what comes after that.
+    """Ends a growing answer as `TextLimits` say, and cuts text and tokens that come after that.
+
+    It has the tokens that begin within its text, however steps have divided them.
+
+    Args:
+        pieces: of the answer.
 
     Attributes:
-        is_over: it has ended.
+        is_over: it has ended, by itself or not.
     """
 
-    def __init__(self, limits: TextLimits) -> None:
+    def __init__(self, limits: TextLimits, pieces: TokenPieces) -> None:
         self._limits = limits
+        self._pieces = pieces
+        self._starts: list[int] = []  # of the tokens in the text
         self._text = ""
         self._started: float | None = None
         self.is_over = False
@@ -256,13 +276,24 @@ class LimitedText:
     def push(self, output: StepOutput) -> None:
         """Add the text of an output, whose chunk and choice are changed where the answer has ended."""
         chunk = output.chunk
+        before = len(self._starts)
         if chunk.token_ids and self._started is None:
             self._started = time.monotonic()
-        chunk.text = "" if self.is_over else self._kept(chunk.text)
-        if output.choice is not None and self.is_over:
-            output.choice.text = self._text
-            output.choice.finish_reason = chunk.finish_reason = "length"
-            output.choice.stop_reason = chunk.stop_reason = None
+        if self.is_over:
+            chunk.text = ""
+        else:
+            self._starts += self._pieces.push(chunk.token_ids)[0]
+            chunk.text = self._kept(chunk.text)
+        if self.is_over:
+            num_tokens = bisect_left(self._starts, len(self._text))
+            chunk.token_ids = chunk.token_ids[: max(num_tokens - before, 0)]
+            chunk.num_accepted_draft = min(chunk.num_accepted_draft, len(chunk.token_ids))
+            if output.choice is not None:
+                output.choice.text = self._text
+                output.choice.token_ids = output.choice.token_ids[:num_tokens]
+                output.choice.finish_reason = chunk.finish_reason = "length"
+                output.choice.stop_reason = chunk.stop_reason = None
+        self.is_over = self.is_over or output.choice is not None
 
     def _kept(self, new: str) -> str:
         """Return what of the next text belongs to the answer."""

@@ -19,7 +19,17 @@ from forerun.engine.results import Generation, StepOutput
 from forerun.errors import RequestBodyError
 from forerun.sampling import TokenLogprob
 from forerun.server.protocol.answers import Asked, chat_logprobs, metrics
-from forerun.server.protocol.bodies import SAME_NAMES, Body, Count, GenerationBody, TopLogprobs, grammar_of, validated
+from forerun.server.protocol.bodies import (
+    SAME_NAMES,
+    Body,
+    Count,
+    GenerationBody,
+    TopLogprobs,
+    check_window,
+    grammar_of,
+    in_clients_words,
+    validated,
+)
 from forerun.server.protocol.requests import (
     OLLAMA_CHAT_URL,
     OLLAMA_GENERATE_URL,
@@ -91,11 +101,8 @@ def sampling_params(
         body = validated(_Options, given)
         params = body.params(own, **{"max_tokens": body.max_tokens or context_length, **others})
     except RequestBodyError as error:
-        if error.param not in names:
-            raise
-        theirs = f"options.{names[error.param]}"
-        raise RequestBodyError(str(error).replace(error.param, theirs, 1), theirs) from None
-    _check_window(options.get("repeat_last_n"), params)
+        raise in_clients_words(error, {ours: f"options.{theirs}" for ours, theirs in names.items()}) from None
+    check_window(options.get("repeat_last_n"), params, "options.repeat_last_n")
     return params
 
 
@@ -125,23 +132,11 @@ def _option_of(name: str, value: Any, context_length: int) -> str | None:
             f"{json.dumps(allowed)}, or leave it out.",
             shown,
         )
-    option = option_for(name, _KNOWN)
+    option = name if name in _KNOWN else option_for(name, _KNOWN)
     if option in _KNOWN:
         return option
     remedy = hint(name, sorted(_KNOWN), repr, sentences=False) or "Leave it out."
     raise RequestBodyError(f"{shown} is {described_value(value)}, and no option of forerun's. {remedy}", shown)
-
-
-def _check_window(window: Any, params: SamplingParams) -> None:
-    """Raise RequestBodyError if penalties, which count the whole text, shall count its last tokens alone."""
-    penalties = (params.repetition_penalty - 1, params.presence_penalty, params.frequency_penalty)
-    if window not in (None, -1) and any(penalties):
-        raise RequestBodyError(
-            f"options.repeat_last_n is {described_value(window)}, but penalties count all of the text, and here "
-            f"repeat_penalty is {params.repetition_penalty:g}. Give -1, or switch the penalties off: repeat_penalty 1, "
-            "presence_penalty 0, frequency_penalty 0.",
-            "options.repeat_last_n",
-        )
 
 
 _ACTION = re.compile(r"\{\{(.*?)\}\}", re.DOTALL)
@@ -261,8 +256,6 @@ class _OllamaBody(Body):
     )
     logprobs: bool | None = None
     top_logprobs: TopLogprobs | None = None
-    truncate: Literal[False] | None = Field(None, description="false: a prompt that is too long is refused")
-    shift: Literal[False] | None = Field(None, description="false: an answer ends where the context does")
 
     def _params(self, context_length: int, own: Mapping[str, Any]) -> SamplingParams:
         """Return the options of sampling. Raises RequestBodyError."""

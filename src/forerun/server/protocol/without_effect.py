@@ -46,6 +46,11 @@ WITHOUT_EFFECT: Mapping[str, Ignored] = {
     ),
     **dict.fromkeys(("service_tier", "inference_geo", "speed"), Ignored("there is one way to compute answers")),
     **dict.fromkeys(("prompt_cache_key", "prompt_cache_retention", "prompt_cache_options", "cache_control"), _CACHE),
+    # of llama.cpp's server
+    **dict.fromkeys(("cache_prompt", "id_slot"), _CACHE),
+    "t_max_prompt_ms": Ignored("a prompt is computed to its end"),
+    "timings_per_token": Ignored("figures come with the end of an answer"),
+    "n_keep": Ignored("contexts are not shifted", is_told=False),
     # hints
     **dict.fromkeys(("verbosity", "text.verbosity", "output_config.task_budget"), _HINT),
     **dict.fromkeys(("reasoning.summary", "reasoning.generate_summary", "thinking.display"), _SUMMARY),
@@ -60,6 +65,7 @@ WITHOUT_EFFECT: Mapping[str, Ignored] = {
     ),
     # what is done with long conversations: a prompt that does not fit is refused
     "truncation": Ignored("nothing is cut", ("auto", "disabled"), is_told=False),
+    **dict.fromkeys(("truncate", "shift"), Ignored("nothing is cut", (True, False), is_told=False)),
     "context_management": Ignored("nothing is cleared or summarized"),
     # tools
     "parallel_tool_calls": Ignored("a completion has no calls", is_told=False),

@@ -62,6 +62,19 @@ def test_every_body_has_a_prefix(body: Any, pieces: int) -> None:
     assert abs(len(prefix_of(body, None, "").keys) - pieces) <= (1 if "instructions" in str(body) else 0)
 
 
+def test_a_keystroke_goes_where_the_files_are() -> None:
+    files = [{"filename": "a.py", "text": LONG}, {"filename": "b.py", "text": "short"}]
+    before = {"input_prefix": LONG, "input_suffix": "", "prompt": "x", "input_extra": files}
+    after = {**before, "prompt": "xy", "input_suffix": "z"}
+    affinity: Affinity[str] = Affinity(slack=4)
+    affinity.sent(prefix_of(before, None, ""), "b")
+    assert affinity.ranked(prefix_of(after, None, ""), {"a": 0, "b": 0}) == [["b"], ["a"]]
+    assert affinity.ranked(prefix_of({**after, "input_extra": []}, None, ""), {"a": 0, "b": 1}) == [["a"], ["b"]]
+    first, moved = (prefix_of(each, None, "") for each in (before, {**after, "input_prefix": "another " * 100}))
+    common = len(set(first.keys) & set(moved.keys))
+    assert first.lengths[common - 1] >= len(LONG) + len("short")
+
+
 def test_a_request_goes_where_its_beginning_is() -> None:
     affinity: Affinity[str] = Affinity(slack=4)
     affinity.sent(chat(USER), "b")
