@@ -1,0 +1,178 @@
+"""What a model writes: Markdown, code, and attacks; and that no frame takes long."""
+
+from __future__ import annotations
+
+import pytest
+
+from browser.conftest import Page
+
+MARKDOWN = """# Title
+
+Some *emphasis*, `code`, and a [link](https://example.org/).
+
+| a | b |
+|---|---|
+| 1 | 2 |
+
+1. one
+   ```js
+   let nested = 1;
+   ```
+2. two
+
+- [x] done
+
+```python
+def f(x):
+    return x
+```
+
+After.
+"""
+ATTACKS = {
+    "a tag": "<img src=x onerror=\"document.title='attacked'\"><script>document.title='attacked'</script>",
+    "in a paragraph": "text <b onclick=\"document.title='attacked'\">bold</b> <iframe src=\"data:text/html,x\"></iframe>",
+    "a link": "[a](javascript:document.title='attacked') [b](data:text/html,x) [c](vbscript:x) <javascript:alert(1)>",
+    "an image": "![alt](http://127.0.0.2:9/pixel.png) ![](data:image/svg+xml,x)",
+    "a language": "```\"><script>document.title='attacked'</script>\nx\n```",
+    "a title": "[a](https://a.example 'x\" onmouseover=\"document.title=1')",
+    "mathematics": "<math><mtext><table><mglyph><style><img src=x onerror=alert(1)>",
+    "a form": "<form action='https://a.example'><input name=a><button>Send</button></form>",
+    "a style": "<style>body{display:none}</style><div style='position:fixed;inset:0'>over</div>",
+    "overrides": "safe \u202e txet desrever \u2066 and\n\n```py\n# \u202e\n```",
+}
+LONG = {
+    "no line break": "x" * 5_000_000,
+    "no line break in code": "```\n" + "x" * 5_000_000,
+    "short lines": "a line\n" * 20_000,
+    "paragraphs": "a line\n\n" * 10_000,
+    "brackets": "[" * 50_000,
+    "stars": "*a _b " * 20_000,
+    "quotes": ">" * 20_000,
+    "ticks": "`" * 3 + "`` a " * 10_000,
+    "list": "- item\n" * 20_000,
+    "table": "| a | b |\n|---|---|\n" + "| 1 | 2 |\n" * 10_000,
+}
+LATENCY = """() => {
+    window.longest = 0;
+    let last = performance.now();
+    const tick = () => {
+        const now = performance.now();
+        window.longest = Math.max(window.longest, now - last);
+        last = now;
+        window.ticking = setTimeout(tick, 0);
+    };
+    tick();
+}"""
+
+
+def test_markdown(page: Page) -> None:
+    page.answer_with([MARKDOWN])
+    page.ask("Show it")
+    assert page.texts(".block h3") == ["Title"] and page.texts(".block em") == ["emphasis"]
+    assert page.texts(".block td") == ["1", "2"] and page.texts(".block li")[-1] == "☑ done"
+    assert page.tab.get_attribute(".block a", "rel") == "noopener noreferrer nofollow"
+    assert page.texts(".bar > span") == ["js", "python"] and page.texts(".code .hljs-keyword")[:1] == ["let"]
+    assert page.texts("ol > li")[0].startswith("one")
+    page.tab.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page.tab.locator(".bar button", has_text="Copy").last.click()
+    page.until("document.querySelectorAll('.bar button')[3].textContent === 'Copied'")
+    assert page.tab.evaluate("navigator.clipboard.readText()") == "def f(x):\n    return x\n"
+
+
+def test_an_open_fence_is_code(page: Page) -> None:
+    page.answer_with(["Look:\n\n```py\n", "x = 1\n", "y = 2\n", "```\n", "Done."], hold=True)
+    page.begin("Show it")
+    page.until("window.asked.length === 1")
+    for _ in range(2):
+        page.tab.evaluate("window.more()")
+    page.until("document.querySelector('.code pre')?.textContent === 'x = 1\\n'")
+    for _ in range(6):
+        page.tab.evaluate("window.more()")
+    page.ended()
+    assert page.texts(".code pre") == ["x = 1\ny = 2\n"] and page.texts(".block")[-1].strip() == "Done."
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_a_models_text_is_never_html(page: Page, attack: str) -> None:
+    page.answer_with([ATTACKS[attack]])
+    page.ask("Attack")
+    page.tab.wait_for_timeout(100)
+    found = page.tab.eval_on_selector_all(
+        ".message.assistant .text *",
+        """all => all.flatMap(each => [each.localName, ...[...each.attributes].map(({name, value}) =>
+            name === "href" && !/^https?:/.test(value) ? "bad href" : name)])""",
+    )
+    made = {"div", "bar", "span", "button", "pre", "code", "p", "a", "class", "dir", "tabindex", "type", "aria-pressed"}
+    assert set(found) <= made | {"href", "title", "target", "rel"}
+    assert "attack" not in page.tab.title().lower().replace("attack ·", "") and page.inside("#input")
+    if attack == "overrides":
+        text = page.texts(".message.assistant .text")[0]
+        assert "[U+202E]" in text and not {"\u202e", "\u2066"} & set(text)
+
+
+@pytest.mark.parametrize("kind", LONG)
+def test_long_texts_are_harmless_and_quick(page: Page, kind: str) -> None:
+    page.answer_with([LONG[kind]])
+    page.tab.evaluate(LATENCY)
+    page.ask("Write much")
+    page.until("document.querySelectorAll('.block').length > 0")
+    page.tab.wait_for_timeout(600)
+    longest = page.tab.evaluate("window.longest")
+    print(f"{kind}: the longest wait is {longest:.0f} ms")
+    assert longest < 1000  # a bound that a busy machine keeps; the figure is printed
+
+
+def test_frames_are_short_with_8000_tokens_in_view(page: Page) -> None:
+    section = "Some text with `code` and *emphasis*, of a few words a line.\n\n- one\n- two\n\n```py\nx = 1\n```\n\n"
+    text = section * 320  # some 8,000 tokens
+    pieces = [text[at : at + 24] for at in range(0, len(text), 24)]
+    page.answer_with([text], hold=False)
+    page.ask("Write much")
+    page.answer_with(pieces[:400], hold=True)
+    page.begin("Go on")
+    page.until("window.asked.length === 1")
+    page.tab.evaluate(LATENCY)
+    page.tab.evaluate("window.feeding = setInterval(() => window.more(), 5)")
+    page.ended()
+    frame = page.tab.evaluate("window.longest")
+    print(f"the longest frame is {frame:.0f} ms")
+    assert frame < 250
+
+
+def test_thinking_is_folded(page: Page) -> None:
+    page.tab.evaluate("window.original = window.fetch")
+    page.tab.evaluate("""() => {
+        const chunk = (choice) => `data: ${JSON.stringify({choices: [{index: 0, ...choice}]})}\\n\\n`;
+        const drafts = [["a", null]];
+        const body = chunk({delta: {content: "", reasoning_content: "Let me see. "}, drafts})
+            + chunk({delta: {content: "Yes."}, drafts}) + chunk({delta: {content: ""}, finish_reason: "stop"}) + "data: [DONE]\\n\\n";
+        window.fetch = (path, sent) => String(path).endsWith("/completions")
+            ? Promise.resolve(new Response(body)) : window.original(path, sent);
+    }""")
+    page.ask("Think")
+    assert page.texts(".thinking summary")[0].startswith("Thought for")
+    assert not page.tab.get_attribute(".thinking", "open") and page.texts(".text .block") == ["Yes."]
+
+
+def test_calls_of_tools_and_their_results(page: Page) -> None:
+    page.tab.evaluate("""() => {
+        window.original = window.fetch;
+        window.asked = [];
+        const call = {index: 0, id: "c1", function: {name: "weather", arguments: "{\\"city\\": \\"Oslo\\"}"}};
+        const events = [{delta: {content: "", tool_calls: [call]}, drafts: [["a", null]]}, {delta: {}, finish_reason: "tool_calls"}];
+        const body = events.map((each) => `data: ${JSON.stringify({choices: [{index: 0, ...each}]})}\\n\\n`).join("");
+        window.fetch = (path, sent) => String(path).endsWith("/completions")
+            ? (window.asked.push(JSON.parse(sent.body)), Promise.resolve(new Response(body + "data: [DONE]\\n\\n")))
+            : window.original(path, sent);
+    }""")
+    page.ask("Weather?")
+    assert page.texts(".call strong") == ["weather"]
+    page.tab.fill(".call textarea", "Rain")
+    page.tab.click(".call button")
+    page.until("window.asked.length === 2")
+    page.ended()
+    roles = page.tab.evaluate("window.asked[1].messages.map(each => each.role)")
+    assert roles == ["user", "assistant", "tool"]
+    assert page.tab.evaluate("window.asked[1].messages[2].tool_call_id") == "c1"
+    assert page.texts(".message.tool .text") == ["Rain"]
