@@ -147,7 +147,7 @@ MODEL = """([pieces, hold, ending]) => {
             start(controller) {
                 const next = () => events.length && controller.enqueue(encoder.encode(events.shift()));
                 const close = () => events.length || controller.close();
-                window.more = () => (next(), close());
+                window.more = () => events.length && (next(), close());
                 sent.signal?.addEventListener("abort", () => controller.error(new DOMException("", "AbortError")));
                 if (hold) return;
                 while (events.length) next();

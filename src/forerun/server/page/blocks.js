@@ -12,9 +12,10 @@
  * @property {boolean} isPlain  a line that is too long to be Markdown
  */
 
-const MOST_TEXT = 6000;
+const MOST_TEXT = 4000;
 const MOST_CODE = 12000;
 const FENCE = /^( *)(`{3,}|~{3,})[ \t]*([^`]*)$/;
+const TABLE = /^ *\|.*\n[ |:-]+\n/; // the head of a table at the start of a block
 const ITEM = /^ {0,3}(?:[-*+]|\d{1,9}[.)])(?:\s|$)/;
 
 /** Reads a text line by line. */
@@ -67,7 +68,8 @@ class Reader {
     const goesOn = !this.#isGap || isIndented || (this.#isList && isItem);
     let block = this.#block;
     if (!block || !goesOn || block.isPlain || block.text.length + line.length > MOST_TEXT) {
-      block = this.#begin(at, { isPlain: line.length > MOST_TEXT });
+      const head = goesOn && TABLE.exec(block?.text ?? "")?.[0]; // of a table that is too long for a block
+      block = this.#begin(at, { isPlain: line.length > MOST_TEXT, text: head || "" });
       this.#isList = isItem;
     }
     block.text += line;

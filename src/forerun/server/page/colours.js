@@ -3,6 +3,8 @@
 const places = new Map(); // drafter -> its colour
 const painted = new WeakMap(); // element -> ranges by colour
 const COLOURS = 5;
+const MOST = 300_000; // characters of an answer; a longer one stays as it is
+const LENGTHS = [12, 4, 1]; // of what is looked for, until it is found
 const REACH = 400; // characters of the answer, such as a link's address, that may not be shown
 
 /** Return the number of a drafter's colour. @param {string} drafter @returns {number} */
@@ -26,26 +28,26 @@ export function unpaint(element) {
 }
 
 /**
- * Colour what is shown in an element of an answer, of which signs of Markdown are left out.
- * @param {Element} element
+ * Colour what is shown of an answer, from which signs of Markdown are left out.
+ * @param {Element} element  of the answer
+ * @param {Element[]} parts  of it, in the order of the answer
  * @param {[string, string | null][]} drafts  pieces of the answer with their drafters
  */
-export function paint(element, drafts) {
+export function paint(element, parts, drafts) {
   if (!("highlights" in CSS)) return; // an older browser shows the text alone
   unpaint(element);
   const raw = drafts.map(([text]) => text).join("");
+  if (raw.length > MOST || !drafts.some(([, drafter]) => drafter)) return;
   const ends = []; // of the pieces in it
   for (const [text] of drafts) ends.push((ends.at(-1) ?? 0) + text.length);
   const found = [];
   let at = 0; // in the answer
   let piece = 0;
-  const walker = document.createTreeWalker(element, NodeFilter.SHOW_TEXT);
-  for (let node = walker.nextNode(); node; node = walker.nextNode()) {
-    if (node.parentElement?.closest(".bar")) continue;
+  for (const node of parts.flatMap(textNodes)) {
     const text = node.textContent ?? "";
     for (let start = 0; start < text.length; ) {
-      const place = raw.indexOf(text[start], at);
-      if (place === -1 || place > at + REACH) {
+      const place = placeIn(raw, text, start, at);
+      if (place === -1) {
         start += 1;
         continue;
       }
@@ -60,6 +62,25 @@ export function paint(element, drafts) {
   }
   for (const [colour, each] of found) highlight(colour).add(each);
   painted.set(element, found);
+}
+
+/** Return the nodes of the text of a part, without the buttons of code. @param {Element} part */
+function textNodes(part) {
+  const found = [];
+  const walker = document.createTreeWalker(part, NodeFilter.SHOW_TEXT);
+  while (walker.nextNode()) if (!walker.currentNode.parentElement?.closest(".bar")) found.push(walker.currentNode);
+  return found;
+}
+
+/** Return the place in the answer of what is shown from `start` on; -1 if it is not near. @param {string} raw
+ * @param {string} text @param {number} start @param {number} at  where to look from */
+function placeIn(raw, text, start, at) {
+  const near = raw.slice(at, at + REACH);
+  for (const length of LENGTHS) {
+    const place = near.indexOf(text.slice(start, start + length));
+    if (place !== -1) return at + place;
+  }
+  return -1;
 }
 
 /** @param {Node} node @param {number} start @param {number} end */

@@ -102,7 +102,7 @@ export class MessageView {
     if (!this.#isColoured) return this.close();
     const now = performance.now();
     if (!drafts || (!isDone && now - this.#paintedAt < 400)) return;
-    paint(this.element, drafts);
+    paint(this.element, [this.#thoughts, this.#text], drafts);
     this.#paintedAt = now + 3 * (performance.now() - now); // long answers less often
   }
 

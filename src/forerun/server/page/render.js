@@ -92,7 +92,7 @@ export class Rendered {
   #next = 0; // the first block that is not rendered as it is now
   #isWaiting = false;
 
-  /** @param {HTMLElement} place  gets an element for each block @param {() => void} [changed]  called after each step */
+  /** @param {HTMLElement} place  gets an element for each block @param {() => void} [changed]  called when all is shown */
   constructor(place, changed = () => {}) {
     this.place = place;
     this.changed = changed;
@@ -111,8 +111,8 @@ export class Rendered {
       if (this.#next < all.length) this.#render(this.#next++);
     } while (this.#next < all.length && performance.now() < end);
     this.#isWaiting = this.#next < all.length;
-    if (this.#isWaiting) requestAnimationFrame(() => this.#work());
-    else for (const old of this.#elements.splice(all.length)) old.remove();
+    if (this.#isWaiting) return void requestAnimationFrame(() => this.#work());
+    for (const old of this.#elements.splice(all.length)) old.remove();
     this.changed();
   }
 

@@ -129,7 +129,8 @@ async function* parsed(stream) {
   for (;;) {
     const { value, done } = await reader.read();
     if (done) return;
-    const lines = (rest + value).split(/\r?\n/);
+    const lines = value.split("\n");
+    lines[0] = rest + lines[0]; // only what is new is looked through, however long a line is
     rest = lines.pop() ?? "";
     for (const line of lines) {
       if (line === "data: [DONE]") yield { isEnd: true };
