@@ -122,6 +122,7 @@ export class Conversations extends EventTarget {
       isText: Boolean(server.model) && isText(server, settings),
       canCompare: Boolean(server.model?.drafters.length),
       isColoured: this.isColoured,
+      isElsewhere: !message.end && Date.now() - (message.kept ?? 0) < 3 * KEPT_EVERY,
       isLast: message === shown.at(-1),
       most: settings.max_tokens,
     };
@@ -180,7 +181,9 @@ export class Conversations extends EventTarget {
     this.running.set(message.id, { answer, talk });
     if (talk === this.talk) this.show();
     this.dispatchEvent(new Event("list"));
-    const keeping = setInterval(() => this.store.keep(message), KEPT_EVERY);
+    const keep = () => this.store.keep(Object.assign(message, { kept: Date.now() }));
+    const keeping = setInterval(keep, KEPT_EVERY);
+    keep();
     let isDue = true;
     const failure = await answer.write(this.server, settings, asked, () => {
       if (!isDue || document.hidden) return;
@@ -193,6 +196,7 @@ export class Conversations extends EventTarget {
       }, SHOWN_EVERY);
     });
     clearInterval(keeping);
+    delete message.kept;
     this.running.delete(message.id);
     if (talk === this.talk) {
       speak(message.content, true);

@@ -58,13 +58,21 @@ export function sayingSentences() {
 /** Put a text into the clipboard, and say so on the button. @param {string} text @param {HTMLElement} button */
 export async function copy(text, button) {
   const label = button.textContent;
-  try {
-    await navigator.clipboard.writeText(text);
-    button.textContent = "Copied";
-  } catch {
-    button.textContent = "Not allowed"; // without TLS on another machine, a browser has no clipboard
-  }
+  // without TLS on another machine, a browser has the old way alone
+  const done = navigator.clipboard ? await navigator.clipboard.writeText(text).then(() => true, () => false) : copyOld(text);
+  button.textContent = done ? "Copied" : "Not allowed";
   setTimeout(() => (button.textContent = label), 1500);
+}
+
+/** @param {string} text @returns {boolean} */
+function copyOld(text) {
+  const box = el("textarea", { class: "unseen" });
+  box.value = text;
+  document.body.append(box);
+  box.select();
+  const done = document.execCommand("copy");
+  box.remove();
+  return done;
 }
 
 /** Hand a file to the person. @param {string} name @param {string} text @param {string} type */

@@ -26,6 +26,7 @@ import { Rendered } from "./render.js";
  * @property {boolean} isText
  * @property {boolean} canCompare
  * @property {boolean} isColoured
+ * @property {boolean} isElsewhere  it is being written by another tab
  * @property {boolean} isLast
  * @property {number} [most]  tokens of an answer
  */
@@ -125,6 +126,7 @@ export class MessageView {
     const { answer, comparing } = state;
     const parts = [];
     if (answer) parts.push(el("span", { class: "state" }, waiting(answer)));
+    else if (state.isElsewhere) parts.push(el("span", { class: "state" }, "being written in another tab…"));
     else parts.push(el("span", { class: `state ${message.end}` }, ending(message, state.most)));
     const figures = answer?.figures.tokens ? now(answer) : !answer && message.figures;
     if (figures) parts.push(...line(figures).map((each) => el("span", {}, each)));
@@ -142,7 +144,7 @@ export class MessageView {
   }
 
   /** @param {State} state */
-  #showActions({ answer, siblings, canCompare, isText }) {
+  #showActions({ answer, siblings, canCompare, isText, isElsewhere }) {
     const { message, actions } = this;
     const made = [];
     const place = siblings.indexOf(message);
@@ -154,8 +156,9 @@ export class MessageView {
       );
     }
     if (!answer && message.content) made.push(button("Copy", (event) => copy(message.content, event.target)));
-    if (!answer && !this.#editing) made.push(button("Edit", () => this.edit()));
-    if (!answer && message.role === "assistant") {
+    const isFixed = answer || isElsewhere;
+    if (!isFixed && !this.#editing) made.push(button("Edit", () => this.edit()));
+    if (!isFixed && message.role === "assistant") {
       made.push(button("Again", () => actions.again(message), { title: "Answer again; this answer stays beside it" }));
       if (message.end !== "tool_calls" && (message.end !== "stop" || isText)) made.push(button("Continue", () => actions.go(message)));
       if (canCompare) made.push(button("Compare", () => actions.compare(message), { title: "With and without speculation" }));

@@ -25,6 +25,7 @@
  * @property {number} [thought]  seconds
  * @property {any[]} [calls]  of tools, in OpenAI's form
  * @property {string} [call]  of a tool's result: the id of the call
+ * @property {number} [kept]  when it was last kept while it was being written
  * @property {string} [end]  why an answer ended: stop, length, tool_calls, stopped or error; without, it has not
  * @property {string} [error]
  * @property {[string, string | null][]} [drafts]  pieces of the answer, each with the drafter that proposed it
