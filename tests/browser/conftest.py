@@ -124,10 +124,13 @@ class Page:
         )
         return found
 
-    def answer_with(self, pieces: list[str], *, hold: bool = False, ending: str = "stop") -> None:
-        """Let chats be answered with these pieces, each a chunk, by the page's own `fetch`.
+    def answer_with(self, pieces: list[Any], *, hold: bool = False, ending: str | None = "stop") -> None:
+        """Let chats be answered by the page's own `fetch`, which notes their bodies in `window.asked`.
 
-        hold: a piece comes with each call of `window.more()`, and the end with one more.
+        Args:
+            pieces: each a chunk: a text, what else a delta has, or a comment, which begins with a colon.
+            hold: a piece comes with each call of `window.more()`, and the end with one more.
+            ending: None: the connection ends before the answer does.
         """
         self.tab.evaluate(MODEL, [pieces, hold, ending])
 
@@ -135,23 +138,27 @@ class Page:
 MODEL = """([pieces, hold, ending]) => {
     window.original ??= window.fetch;
     window.asked = [];
+    const event = (choice, more = {}) => `data: ${JSON.stringify({choices: choice ? [choice] : [], ...more})}\\n\\n`;
+    const encode = (piece) => {
+        if (typeof piece === "object") return event({index: 0, delta: {content: "", ...piece}, drafts: [["a", null]]});
+        if (piece.startsWith(":")) return `${piece}\\n\\n`;
+        return event({index: 0, delta: {content: piece}, drafts: [[piece, null]]});
+    };
+    const usage = {prompt_tokens: 7, completion_tokens: pieces.length};
+    const end = [event({index: 0, delta: {content: ""}, finish_reason: ending}), event(null, {usage}), "data: [DONE]\\n\\n"];
     window.fetch = (path, sent = {}) => {
         if (!String(path).endsWith("/completions")) return window.original(path, sent);
         window.asked.push(JSON.parse(sent.body));
-        const chunk = (choice, more = {}) => `data: ${JSON.stringify({choices: choice ? [choice] : [], ...more})}\\n\\n`;
-        const events = pieces.map((content) => chunk({index: 0, delta: {content}, drafts: [[content, null]]}));
-        events.push(chunk({index: 0, delta: {content: ""}, drafts: [], finish_reason: ending}));
-        events.push(chunk(null, {usage: {prompt_tokens: 7, completion_tokens: pieces.length}}) + "data: [DONE]\\n\\n");
+        const events = [...pieces.map(encode), ...(ending ? [end.join("")] : [])];
         const encoder = new TextEncoder();
         const body = new ReadableStream({
             start(controller) {
                 const next = () => events.length && controller.enqueue(encoder.encode(events.shift()));
-                const close = () => events.length || controller.close();
-                window.more = () => events.length && (next(), close());
+                window.more = () => events.length && (next(), events.length || controller.close());
                 sent.signal?.addEventListener("abort", () => controller.error(new DOMException("", "AbortError")));
                 if (hold) return;
                 while (events.length) next();
-                close();
+                controller.close();
             },
         });
         return Promise.resolve(new Response(body, {status: 200}));

@@ -231,7 +231,10 @@ def test_a_comparison_is_fair(page: Page) -> None:
 
 
 def test_json_by_a_schema_and_tools(page: Page) -> None:
-    page.set(schema='{"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"], "additionalProperties": false}', max_tokens=200)
+    page.set(
+        schema='{"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"], "additionalProperties": false}',
+        max_tokens=200,
+    )
     page.ask("Give an object.")
     assert set(json.loads(page.texts(SHOWN)[0])) >= {"a"}
     page.set(schema="{")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from typing import Any
 
@@ -33,12 +34,7 @@ def test_an_error_keeps_the_message(page: Page) -> None:
 
 
 def test_a_stream_that_ends_early_keeps_its_text(page: Page) -> None:
-    page.tab.evaluate("""() => {
-        window.original = window.fetch;
-        const body = 'data: {"choices": [{"index": 0, "delta": {"content": "Half"}, "drafts": [["Half", null]]}]}\\n\\n';
-        window.fetch = (path, sent) => String(path).endsWith("/completions")
-            ? Promise.resolve(new Response(body)) : window.original(path, sent);
-    }""")
+    page.answer_with(["Half"], ending=None)
     page.ask("Go")
     assert page.texts(".assistant .text")[0].strip() == "Half"
     assert page.texts(".line .state")[0].startswith("error: The connection ended")
@@ -46,25 +42,30 @@ def test_a_stream_that_ends_early_keeps_its_text(page: Page) -> None:
 
 
 def test_progress_is_told(page: Page) -> None:
-    page.tab.evaluate("""() => {
-        window.original = window.fetch;
-        const encoder = new TextEncoder();
-        const body = new ReadableStream({start(controller) {
-            window.push = (text) => controller.enqueue(encoder.encode(text));
-            window.end = () => (window.push("data: [DONE]\\n\\n"), controller.close());
-        }});
-        window.fetch = (path, sent) => String(path).endsWith("/completions")
-            ? Promise.resolve(new Response(body)) : window.original(path, sent);
-    }""")
+    waits, reads = {"computed": 0, "prompt": 900, "waiting": 2}, {"computed": 300, "prompt": 900, "waiting": 0}
+    page.answer_with([f": progress {json.dumps(each)}" for each in (waits, reads)] + ["x"], hold=True)
     page.begin("A long one")
-    page.until("window.push && document.querySelector('.line .state')")
-    page.tab.evaluate("""window.push(': progress {"computed": 0, "prompt": 900, "waiting": 2}\\n\\n')""")
+    page.until("document.querySelector('.line .state')?.textContent === 'sent…'")
+    page.tab.evaluate("window.more()")
     page.until("document.querySelector('.line .state').textContent === 'waiting: 2 requests before this one'")
-    page.tab.evaluate("""window.push(': progress {"computed": 300, "prompt": 900, "waiting": 0}\\n\\n')""")
+    page.tab.evaluate("window.more()")
     page.until("document.querySelector('.line .state').textContent.includes('300 of 900 tokens, 600 left')")
-    page.tab.evaluate("""window.push('data: {"choices": [{"index": 0, "delta": {"content": "x"}, "finish_reason": "stop"}]}\\n\\n')""")
-    page.tab.evaluate("window.end()")
+    page.tab.evaluate("window.more(), window.more()")
     page.ended()
+
+
+def test_the_server_tells_its_progress(page: Page) -> None:
+    page.tab.evaluate("""() => {
+        window.told = [];
+        window.watch = new MutationObserver(() => {
+            const state = document.querySelector('.line .state')?.textContent;
+            if (state && !window.told.includes(state)) window.told.push(state);
+        });
+        window.watch.observe(document.getElementById("messages"), {childList: true, subtree: true, characterData: true});
+    }""")
+    page.set(max_tokens=4)
+    page.ask("word " * 600)
+    assert any("reading the prompt" in each for each in page.tab.evaluate("window.told"))
 
 
 def test_an_idle_page_is_quiet(page: Page) -> None:

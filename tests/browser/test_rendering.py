@@ -35,7 +35,7 @@ After.
 """
 ATTACKS = {
     "a tag": "<img src=x onerror=\"document.title='attacked'\"><script>document.title='attacked'</script>",
-    "in a paragraph": "text <b onclick=\"document.title='attacked'\">bold</b> <iframe src=\"data:text/html,x\"></iframe>",
+    "in a paragraph": 'text <b onclick="document.title=\'attacked\'">bold</b> <iframe src="data:text/html,x"></iframe>',
     "a link": "[a](javascript:document.title='attacked') [b](data:text/html,x) [c](vbscript:x) <javascript:alert(1)>",
     "an image": "![alt](http://127.0.0.2:9/pixel.png) ![](data:image/svg+xml,x)",
     "a language": "```\"><script>document.title='attacked'</script>\nx\n```",
@@ -154,38 +154,23 @@ def test_frames_are_short_with_8000_tokens_in_view(page: Page) -> None:
 
 
 def test_thinking_is_folded(page: Page) -> None:
-    page.tab.evaluate("window.original = window.fetch")
-    page.tab.evaluate("""() => {
-        const chunk = (choice) => `data: ${JSON.stringify({choices: [{index: 0, ...choice}]})}\\n\\n`;
-        const drafts = [["a", null]];
-        const body = chunk({delta: {content: "", reasoning_content: "Let me see. "}, drafts})
-            + chunk({delta: {content: "Yes."}, drafts}) + chunk({delta: {content: ""}, finish_reason: "stop"}) + "data: [DONE]\\n\\n";
-        window.fetch = (path, sent) => String(path).endsWith("/completions")
-            ? Promise.resolve(new Response(body)) : window.original(path, sent);
-    }""")
+    page.answer_with([{"reasoning_content": "Let me see. "}, "Yes."])
     page.ask("Think")
     assert page.texts(".assistant .thinking summary")[0].startswith("Thought for")
-    assert not page.tab.get_attribute(".assistant .thinking", "open") and page.texts(".text .block p") == ["Yes."]
+    assert page.tab.get_attribute(".assistant .thinking", "open") is None
+    assert page.texts(".assistant .thoughts") == ["Let me see. "] and page.texts(".text .block p") == ["Yes."]
 
 
 def test_calls_of_tools_and_their_results(page: Page) -> None:
-    page.tab.evaluate("""() => {
-        window.original = window.fetch;
-        window.asked = [];
-        const call = {index: 0, id: "c1", function: {name: "weather", arguments: "{\\"city\\": \\"Oslo\\"}"}};
-        const events = [{delta: {content: "", tool_calls: [call]}, drafts: [["a", null]]}, {delta: {}, finish_reason: "tool_calls"}];
-        const body = events.map((each) => `data: ${JSON.stringify({choices: [{index: 0, ...each}]})}\\n\\n`).join("");
-        window.fetch = (path, sent) => String(path).endsWith("/completions")
-            ? (window.asked.push(JSON.parse(sent.body)), Promise.resolve(new Response(body + "data: [DONE]\\n\\n")))
-            : window.original(path, sent);
-    }""")
+    call = {"index": 0, "id": "c1", "function": {"name": "weather", "arguments": '{"city": "Oslo"}'}}
+    page.answer_with([{"tool_calls": [call]}], ending="tool_calls")
     page.ask("Weather?")
-    assert page.texts(".call strong") == ["weather"]
+    assert page.texts(".call strong") == ["weather"] and page.texts(".line .state") == ["calls tools"]
     page.tab.fill(".call textarea", "Rain")
     page.tab.click(".call button")
     page.until("window.asked.length === 2")
     page.ended()
-    roles = page.tab.evaluate("window.asked[1].messages.map(each => each.role)")
-    assert roles == ["user", "assistant", "tool"]
-    assert page.tab.evaluate("window.asked[1].messages[2].tool_call_id") == "c1"
+    sent = page.tab.evaluate("window.asked[1].messages")
+    assert [each["role"] for each in sent] == ["user", "assistant", "tool"]
+    assert sent[1]["tool_calls"][0]["id"] == sent[2]["tool_call_id"] == "c1"
     assert page.texts(".message.tool .text") == ["Rain"]

@@ -46,7 +46,9 @@ def test_the_page_finds_its_elements_and_modules() -> None:
     for path in MODULES:
         script = path.read_text(encoding="utf-8")
         assert set(re.findall(r'\bat\("([\w-]+)"\)', script)) <= ids
-        assert all((FOLDER / name).is_file() for name in re.findall(r'^import .* from "\./(.+)";$', script, re.MULTILINE))
+        assert all(
+            (FOLDER / name).is_file() for name in re.findall(r'^import .* from "\./(.+)";$', script, re.MULTILINE)
+        )
     assert set(re.findall(r'label for="([\w-]+)"', page)) <= ids
 
 
@@ -69,7 +71,12 @@ def test_the_libraries_are_those_of_npm() -> None:
 
 def test_the_figures(http: httpx.Client, served: Served) -> None:
     now = http.get("/live").json()
-    assert now["max_batch"] == 4 and now["running"] == now["waiting"] == 0 and "num_draft_tokens" in now["last_step"]
+    assert (
+        now["max_batch"] == 4
+        and now["running"] == now["waiting"] == 0
+        and now["prompt_tokens_waiting"] == 0
+        and "num_draft_tokens" in now["last_step"]
+    )
     offers = [] if served.llm.drafter is None else [*served.llm.drafter.offers]
     assert http.get("/v1/models").json()["data"][0]["drafters"] == offers
 
