@@ -145,7 +145,8 @@ MODEL = """([pieces, hold, ending]) => {
         return event({index: 0, delta: {content: piece}, drafts: [[piece, null]]});
     };
     const usage = {prompt_tokens: 7, completion_tokens: pieces.length};
-    const end = [event({index: 0, delta: {content: ""}, finish_reason: ending}), event(null, {usage}), "data: [DONE]\\n\\n"];
+    const last = {index: 0, delta: {content: ""}, finish_reason: ending};
+    const end = [event(last), event(null, {usage}), "data: [DONE]\\n\\n"];
     window.fetch = (path, sent = {}) => {
         if (!String(path).endsWith("/completions")) return window.original(path, sent);
         window.asked.push(JSON.parse(sent.body));

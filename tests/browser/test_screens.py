@@ -119,7 +119,11 @@ def test_it_scrolls_along_unless_one_scrolls_up(page: Page) -> None:
     page.until("window.asked.length === 1")
     for _ in range(60):
         page.tab.evaluate("window.more()")
-    rest = "(({scrollHeight, scrollTop, clientHeight}) => scrollHeight - scrollTop - clientHeight)(document.getElementById('scroll'))"
+    page.tab.evaluate("""window.rest = () => {
+        const {scrollHeight, scrollTop, clientHeight} = document.getElementById("scroll");
+        return scrollHeight - scrollTop - clientHeight;
+    }""")
+    rest = "window.rest()"
     page.until(f"document.querySelectorAll('.block').length === 60 && {rest} < 3")
     page.tab.mouse.move(600, 300)
     page.tab.mouse.wheel(0, -400)

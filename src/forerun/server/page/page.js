@@ -118,6 +118,7 @@ async function showAbout() {
     ["Drafters", model?.drafters.join(", ") || "none"],
     ["Sampling", `defaults of ${model?.default_sampling_source}`],
     ["Now", live.problem ?? `${live.running} of ${live.max_batch} running, ${live.waiting} waiting`],
+    ["Prompts", live.problem ?? `${live.prompt_tokens_waiting} tokens are still to be computed`],
     ...Object.entries(cannot).map(([name, why]) => [`No ${name}`, why]),
   ];
   at("facts").replaceChildren(...facts.flatMap(([name, value]) => [el("dt", {}, name), el("dd", {}, String(value))]));
