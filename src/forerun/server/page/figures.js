@@ -63,22 +63,20 @@ const DECISIONS = {
   "off: request": "no drafts: switched off",
 };
 
-/** Return names and values of all that is known of an answer. @param {Figures} figures @returns {[string, string][]} */
+/** Return names and values of all that is known of an answer, those of drafters with their names once more.
+ * @param {Figures} figures @returns {[string, string, string?][]} */
 export function details(figures) {
   const { prompt, cached, decoding } = figures;
-  /** @type {[string, string][]} */ const found = [];
+  /** @type {[string, string, string?][]} */ const found = [];
   if (prompt !== undefined) found.push(["Prompt", `${counted(prompt, "token")}, ${cached} of them computed before`]);
   found.push(["Whole answer", `${figures.seconds.toFixed(2)} s`]);
   if (!decoding) return found;
-  const { num_draft_tokens: drafted, num_accepted_draft_tokens: accepted, seconds, num_forwards } = decoding;
+  const { num_draft_tokens: drafted, num_accepted_draft_tokens: accepted } = decoding;
   const share = drafted ? ` (${Math.round((100 * accepted) / drafted)} %)` : "";
   found.push(["Accepted drafts", drafted ? `${accepted} of ${counted(drafted, "token")}${share}` : "none drafted"]);
   for (const [name, each] of Object.entries(decoding.sources)) {
-    found.push([`Drafter ${name}`, `${each.num_accepted_tokens} of ${counted(each.num_draft_tokens, "token")}`]);
+    found.push([`Drafter ${name}`, `${each.num_accepted_tokens} of ${counted(each.num_draft_tokens, "token")}`, name]);
   }
-  // what as many steps without drafting as there are tokens would have taken, over what it took
-  const plain = (figures.tokens * (seconds.total - seconds.draft)) / Math.max(num_forwards, 1);
-  if (seconds.total) found.push(["Over plain, estimated", `${(plain / seconds.total).toFixed(2)} times`]);
   for (const [name, count] of Object.entries(decoding.decisions).sort((one, other) => other[1] - one[1])) {
     found.push([DECISIONS[name] ?? name, counted(count, "step")]);
   }

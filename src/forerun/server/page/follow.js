@@ -3,6 +3,8 @@
 /** Follows the end of what scrolls. */
 export class Follow {
   #follows = true;
+  #last = 0; // where the box was
+  #touched = -Infinity; // when the person did something that may scroll
 
   /** @param {HTMLElement} box  that scrolls @param {HTMLElement} button  leads to the end, and is there off it */
   constructor(box, button) {
@@ -10,8 +12,9 @@ export class Follow {
     this.button = button;
     button.addEventListener("click", () => this.toEnd());
     box.addEventListener("scroll", () => this.#look(), { passive: true });
-    // upwards it is the person's doing, whatever has grown meanwhile
-    box.addEventListener("wheel", (event) => event.deltaY < 0 && this.#leave(), { passive: true });
+    for (const name of ["wheel", "touchmove", "keydown", "pointerdown", "pointermove"]) {
+      box.addEventListener(name, (event) => this.#mayScroll(event), { passive: true });
+    }
     new ResizeObserver(() => this.grown()).observe(box);
     for (const child of box.children) new ResizeObserver(() => this.grown()).observe(child);
   }
@@ -21,16 +24,18 @@ export class Follow {
     return scrollHeight - scrollTop - clientHeight;
   }
 
-  #leave() {
-    if (this.box.scrollHeight > this.box.clientHeight) this.#follows = false;
+  /** @param {any} event */
+  #mayScroll(event) {
+    if (event.type !== "pointermove" || event.buttons) this.#touched = performance.now();
   }
 
-  #last = 0;
   #look() {
     const { scrollTop } = this.box;
+    const isPersons = performance.now() - this.#touched < 1000; // else the text became shorter for a moment
     if (this.#rest < 30) this.#follows = true;
-    else if (scrollTop < this.#last - 2) this.#follows = false;
+    else if (isPersons && scrollTop < this.#last - 2) this.#follows = false;
     this.#last = scrollTop;
+    if (this.#follows) this.grown();
     this.button.hidden = this.#follows || this.#rest < 30;
   }
 

@@ -1,6 +1,6 @@
 // A message as it is shown: text, thinking, calls, files, figures, and what can be done with it.
 
-import { paint, unpaint } from "./colours.js";
+import { colourOf, paint, unpaint } from "./colours.js";
 import { told } from "./compare.js";
 import { copy, el } from "./dom.js";
 import { counted, details, ending, line } from "./figures.js";
@@ -133,7 +133,10 @@ export class MessageView {
     const head = el("div", { class: "line" }, ...parts);
     const below = [head];
     if (!answer && message.figures) {
-      const list = details(message.figures).flatMap(([name, value]) => [el("dt", {}, name), el("dd", {}, value)]);
+      const list = details(message.figures).flatMap(([name, value, drafter]) => {
+        const mark = drafter && state.isColoured ? `d${colourOf(drafter)}` : false;
+        return [el("dt", {}, el("span", { class: mark }, name)), el("dd", {}, value)];
+      });
       const wasOpen = this.#below.querySelector("details")?.open;
       const more = el("details", { class: "more", open: Boolean(wasOpen) }, el("summary", {}, "Figures"), el("dl", {}, ...list));
       below.push(more);
