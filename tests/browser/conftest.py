@@ -22,13 +22,6 @@ FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "-
 WIDE, NARROW = (1180, 720), (390, 844)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """All of them are slow."""
-    for item in items:
-        if "browser" in item.path.parts:
-            item.add_marker(pytest.mark.slow)
-
-
 @pytest.fixture(scope="session")
 def served() -> Iterator[Served]:
     with serving(load(drafter=["draft-model", "suffix"], num_draft_tokens=4)) as running:

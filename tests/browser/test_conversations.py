@@ -13,6 +13,8 @@ from browser.conftest import NARROW, WIDE, Page, bodies
 from mixed_requests import COMPLETIONS
 from serving import LIMIT, Served
 
+pytestmark = pytest.mark.slow
+
 SHOWN = ".message.assistant .text"
 
 

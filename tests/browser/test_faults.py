@@ -12,6 +12,8 @@ from browser.conftest import Page
 from mixed_requests import load
 from serving import Served, serving
 
+pytestmark = pytest.mark.slow
+
 KEY = "a-key"
 
 

@@ -10,6 +10,8 @@ import pytest
 
 from browser.conftest import Page
 
+pytestmark = pytest.mark.slow
+
 MARKDOWN = """# Title
 
 Some *emphasis*, `code`, and a [link](https://example.org/).

@@ -10,6 +10,8 @@ import pytest
 
 from browser.conftest import NARROW, WIDE, Page
 
+pytestmark = pytest.mark.slow
+
 SIZES = {"wide": WIDE, "narrow": NARROW}
 TEXT = """Here is a stack, as a class:
 
