@@ -21,16 +21,17 @@ const KEPT_EVERY = 1500;
 const MOST_TITLE = 60;
 
 /**
- * Emits "open" when another conversation is shown, "list" when what the list of them says has changed, and "failed"
- * (detail: {text, files, error}) with the message that could not be sent.
+ * Emits "open" when another conversation is shown, "show" when it is shown anew, "list" when what the list of them says
+ * has changed, "begin" when an answer begins, and "failed" (detail: {text, files, error}) with what could not be sent.
  */
 export class Conversations extends EventTarget {
   /** @type {Talk} */ talk = { conversation: newConversation(""), messages: [] };
   /** @type {Settings} */ defaults = {};
   isColoured = true;
   /** @type {Map<string, {answer: Answer, talk: Talk}>} */ running = new Map(); // by id of the message
-  /** @type {Map<string, {stop: () => void, said: string}>} */ comparing = new Map();
+  /** @type {Map<string, {talk: Talk, stop: () => void, said: string}>} */ #comparing = new Map();
   /** @type {Map<string, MessageView>} */ #views = new Map();
+  #turn = 0; // counts the conversations that were opened
   #follow = new Follow(at("scroll"), at("to-end"));
 
   /** @param {Store} store @param {Server} server */
@@ -46,28 +47,36 @@ export class Conversations extends EventTarget {
     return { ...this.defaults, ...this.talk.conversation.settings };
   }
 
-  /** The answer that is being written in the shown conversation. @returns {Answer | undefined} */
-  get writing() {
-    return this.#writingIn(this.talk.conversation.id);
+  /** What is written or compared in the shown conversation. @returns {{stop: () => void}[]} */
+  get #busy() {
+    const isShown = (/** @type {{talk: Talk}} */ { talk }) => talk === this.talk;
+    const written = [...this.running.values()].filter(isShown).map(({ answer }) => answer);
+    return [...written, ...[...this.#comparing.values()].filter(isShown)];
   }
 
-  /** @param {string} id */
-  #writingIn(id) {
-    return [...this.running.values()].find((each) => each.talk.conversation.id === id)?.answer;
+  get isBusy() {
+    return this.#busy.length > 0;
   }
 
   /** Show a conversation; null: a new one. @param {string | null} id */
   async open(id) {
-    const running = [...this.running.values()].find((each) => each.talk.conversation.id === id);
-    const conversation = id && (await this.store.conversations.get(id));
-    if (running) this.talk = running.talk;
-    else if (conversation && !conversation.deleted) this.talk = { conversation, messages: await this.store.messages.of(id) };
-    else this.talk = { conversation: newConversation(""), messages: [] };
+    const turn = ++this.#turn;
+    const isBusy = [...this.running.values(), ...this.#comparing.values()].find((each) => each.talk.conversation.id === id);
+    const talk = isBusy?.talk ?? (await this.#read(id));
+    if (turn !== this.#turn) return; // another one was opened meanwhile
+    this.talk = talk;
     for (const view of this.#views.values()) view.close();
     this.#views.clear();
     this.show();
     this.#follow.toEnd();
     this.dispatchEvent(new Event("open"));
+  }
+
+  /** @param {string | null} id @returns {Promise<Talk>} */
+  async #read(id) {
+    const conversation = id && (await this.store.conversations.get(id));
+    if (!id || !conversation || conversation.deleted) return { conversation: newConversation(""), messages: [] };
+    return { conversation, messages: await this.store.messages.of(id) };
   }
 
   /** @param {string} id  of a conversation in which another tab wrote */
@@ -117,7 +126,7 @@ export class Conversations extends EventTarget {
     const { server, settings } = this;
     return {
       answer: this.running.get(message.id)?.answer,
-      comparing: this.comparing.get(message.id)?.said ?? "",
+      comparing: this.#comparing.get(message.id)?.said ?? "",
       siblings: following(this.talk.messages, message.parent),
       isText: Boolean(server.model) && isText(server, settings),
       canCompare: Boolean(server.model?.drafters.length),
@@ -179,6 +188,7 @@ export class Conversations extends EventTarget {
     const settings = { ...this.defaults, ...talk.conversation.settings };
     const speak = sayingSentences();
     this.running.set(message.id, { answer, talk });
+    this.dispatchEvent(new Event("begin"));
     if (talk === this.talk) this.show();
     this.dispatchEvent(new Event("list"));
     const keep = () => this.store.keep(Object.assign(message, { kept: Date.now() }));
@@ -214,13 +224,9 @@ export class Conversations extends EventTarget {
     this.#follow.grown();
   }
 
-  /** Stop what is written, or compared, in the shown conversation. @returns {boolean} whether anything was */
+  /** Stop what is written, or compared, in the shown conversation. */
   stop() {
-    const { writing } = this;
-    writing?.stop();
-    const compared = [...this.comparing.values()];
-    for (const each of compared) each.stop();
-    return Boolean(writing || compared.length);
+    for (const each of this.#busy) each.stop();
   }
 
   // What can be done with a message (`Actions` in message.js)
@@ -284,8 +290,8 @@ export class Conversations extends EventTarget {
   async compare(message) {
     const { talk } = this;
     let current = /** @type {Answer | null} */ (null);
-    const state = { stop: () => current?.stop(), said: "comparing…" };
-    this.comparing.set(message.id, state);
+    const state = { talk, stop: () => current?.stop(), said: "comparing…" };
+    this.#comparing.set(message.id, state);
     this.show();
     try {
       const asked = upTo(talk.messages, message.parent);
@@ -302,7 +308,7 @@ export class Conversations extends EventTarget {
     } catch (error) {
       this.dispatchEvent(new CustomEvent("failed", { detail: { text: "", files: [], error } }));
     }
-    this.comparing.delete(message.id);
+    this.#comparing.delete(message.id);
     if (talk === this.talk) this.show();
     if (message.comparison) say("The comparison is there.");
   }

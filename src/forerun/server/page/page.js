@@ -15,7 +15,7 @@ const server = new Server();
 const conversations = new Conversations(store, server);
 const sidebar = new Sidebar(conversations, complain);
 const composer = new Composer(server, {
-  send: (text, files) => (complain(""), conversations.send(text, files)),
+  send: (text, files) => conversations.send(text, files),
   editLast: () => editLast(),
   complain,
   used: () => used(),
@@ -54,7 +54,7 @@ function showServer() {
 
 /** Show whether an answer is being written. */
 function showWriting() {
-  const isWriting = Boolean(conversations.writing || conversations.comparing.size);
+  const isWriting = conversations.isBusy;
   const isNone = !server.model || "text" in server.cannot;
   at("send").hidden = isWriting;
   at("send").disabled = isWriting || isNone;
@@ -180,6 +180,7 @@ function listen() {
   at("menu").addEventListener("click", (event) => event.target.closest("button") && at("menu").removeAttribute("open"));
   addEventListener("hashchange", () => (showList(false), complain(""), conversations.open(location.hash.slice(1) || null)));
   for (const name of ["show", "open"]) conversations.addEventListener(name, () => (showWriting(), showTitle(), composer.count()));
+  conversations.addEventListener("begin", () => complain(""));
   conversations.addEventListener("failed", (/** @type {any} */ event) => {
     const { text, files, error } = event.detail;
     if (text || files.length) composer.restore(text, files);
