@@ -104,6 +104,11 @@ class Page:
         found: list[str] = self.tab.eval_on_selector_all(selector, "all => all.map(each => each.textContent)")
         return found
 
+    def coloured(self) -> list[list[str]]:
+        """Return the coloured texts, by colour, in the order of the page."""
+        found: list[list[str]] = self.tab.evaluate(COLOURED)
+        return found
+
     def act(self, name: str, role: str = "assistant") -> None:
         """Press a button of the last message of a role."""
         self.tab.locator(f".message.{role}").last.locator(".actions button", has_text=name).click()
@@ -121,18 +126,21 @@ class Page:
         """Let chats be answered by the page's own `fetch`, which notes their bodies in `window.asked`.
 
         Args:
-            pieces: each a chunk: a text, what else a delta has, or a comment, which begins with a colon.
+            pieces: each a chunk: a text, a text with its drafter, what else a delta has, or a comment with its colon.
             hold: a piece comes with each call of `window.more()`, and the end with one more.
             ending: None: the connection ends before the answer does.
         """
         self.tab.evaluate(MODEL, [pieces, hold, ending])
 
 
+COLOURED = """() => [...CSS.highlights.values()].map((each) => [...each].map(
+    (range) => range.startContainer.textContent.slice(range.startOffset, range.endOffset)))"""
 MODEL = """([pieces, hold, ending]) => {
     window.original ??= window.fetch;
     window.asked = [];
     const event = (choice, more = {}) => `data: ${JSON.stringify({choices: choice ? [choice] : [], ...more})}\\n\\n`;
     const encode = (piece) => {
+        if (Array.isArray(piece)) return event({index: 0, delta: {content: piece[0]}, drafts: [piece]});
         if (typeof piece === "object") return event({index: 0, delta: {content: "", ...piece}, drafts: [["a", null]]});
         if (piece.startsWith(":")) return `${piece}\\n\\n`;
         return event({index: 0, delta: {content: piece}, drafts: [[piece, null]]});

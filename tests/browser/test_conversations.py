@@ -16,6 +16,12 @@ from serving import LIMIT, Served
 pytestmark = pytest.mark.slow
 
 SHOWN = ".message.assistant .text"
+DRAFTS = """() => new Promise((resolve) => {
+    indexedDB.open("forerun").onsuccess = ({target}) => {
+        const request = target.result.transaction("messages").objectStore("messages").getAll();
+        request.onsuccess = () => resolve(request.result.find((each) => each.drafts).drafts);
+    };
+})"""
 
 
 @pytest.mark.parametrize("size", [WIDE, NARROW])
@@ -38,14 +44,26 @@ def test_the_text_is_that_of_the_server_and_drafts_are_coloured(page: Page, serv
     body = {"prompt": prompt, "max_tokens": 60, "seed": 3, "temperature": 0.7}
     text = httpx.post(served.url + COMPLETIONS, json=body, timeout=LIMIT).json()["choices"][0]["text"]
     assert page.texts(SHOWN) == [text]
-    coloured = page.tab.evaluate("[...CSS.highlights.values()].flatMap(each => [...each]).map(String)")
-    ranges = page.tab.evaluate(
-        "[...CSS.highlights.values()].flatMap(each => [...each]).map(each => "
-        "each.startContainer.textContent.slice(each.startOffset, each.endOffset))"
-    )
-    assert coloured and all(each in text for each in ranges)
+    drafts = page.tab.evaluate(DRAFTS)
+    assert "".join(piece for piece, _ in drafts) == text
+    drafted = sorted(piece for piece, drafter in drafts if drafter)
+    assert drafted and sorted(each for colour in page.coloured() for each in colour) == drafted
     page.tab.uncheck("#colours")
-    assert page.tab.evaluate("[...CSS.highlights.values()].every(each => !each.size)")
+    assert not any(page.coloured())
+
+
+def test_colours_stand_in_markdown(page: Page) -> None:
+    pieces = [
+        ("Some ", None),
+        ("*em", "one"),
+        ("phasis*", None),
+        (" [and](https://a.example) `co", "two"),
+        ("de`", None),
+    ]
+    code = [("\n\n```py\n", None), ("x = ", "one"), ("1\n", None), ("```\n", "two"), ("- **en", None), ("d**", "two")]
+    page.answer_with([*pieces, *code])
+    page.ask("Colour it")
+    assert page.coloured() == [["em", "x = "], [" ", "and", " ", "co", "d"]]
 
 
 def test_a_new_conversation_during_an_answer(page: Page) -> None:
