@@ -277,6 +277,27 @@ def test_files_are_fenced_and_counted(page: Page, tmp_path: Path) -> None:
     assert page.texts(".file summary") == ["a.py · 10 characters"]
 
 
+def test_a_file_is_dropped_and_taken_away(page: Page) -> None:
+    page.tab.evaluate("""() => {
+        const data = new DataTransfer();
+        data.items.add(new File(["a = 1"], "dropped.py"));
+        document.body.dispatchEvent(new DragEvent("drop", {dataTransfer: data, bubbles: true, cancelable: true}));
+    }""")
+    page.until("document.querySelector('.chip')?.textContent.startsWith('dropped.py')")
+    page.tab.click(".chip button")
+    assert page.texts(".chip") == []
+
+
+def test_thinking_can_be_switched_off(page: Page) -> None:
+    page.tab.route("**/tokenizer_info", lambda route: route.fulfill(json={"chat_template": "{{ enable_thinking }}"}))
+    page.tab.reload()
+    page.until("!document.getElementById('send').disabled")
+    page.answer_with(["Yes."])
+    page.set(thinking="off")
+    page.ask("Quickly")
+    assert page.tab.evaluate("window.asked[0].chat_template_kwargs") == {"enable_thinking": False}
+
+
 def test_a_large_paste_becomes_a_file(page: Page) -> None:
     page.tab.evaluate("""() => {
         const data = new DataTransfer();

@@ -38,7 +38,7 @@ After.
 ATTACKS = {
     "a tag": "<img src=x onerror=\"document.title='attacked'\"><script>document.title='attacked'</script>",
     "in a paragraph": 'text <b onclick="document.title=\'attacked\'">bold</b> <iframe src="data:text/html,x"></iframe>',
-    "a link": "[a](javascript:document.title='attacked') [b](data:text/html,x) [c](vbscript:x) [d](/live) <javascript:a>",
+    "a link": "[a](javascript:document.title='attacked') [b](data:,x) [c](vbscript:x) [d](/live) <javascript:a>",
     "an image": "![alt](http://127.0.0.2:9/pixel.png) ![](data:image/svg+xml,x)",
     "a language": "```\"><script>document.title='attacked'</script>\nx\n```",
     "a title": "[a](https://a.example 'x\" onmouseover=\"document.title=1')",
