@@ -234,6 +234,21 @@ def test_two_tabs_write_in_one_conversation(page: Page, tabs: Callable[[], Page]
     assert other.texts(".user .text") == page.texts(".user .text")
 
 
+def test_another_tab_sees_what_is_written(page: Page, tabs: Callable[[], Page]) -> None:
+    page.answer_with(["One ", "two"], hold=True)
+    page.begin("Write")
+    page.until("window.asked.length === 1")
+    page.tab.evaluate("window.more()")
+    other = tabs()
+    other.tab.click("#list a")
+    other.until("document.querySelector('.line .state')?.textContent === 'being written in another tab…'")
+    assert "Continue" not in other.texts(".assistant .actions")[0]
+    page.tab.evaluate("window.more(), window.more()")
+    page.ended()
+    other.until("document.querySelector('.line .state').textContent === 'complete'")
+    assert other.texts(SHOWN)[0].strip() == "One two"
+
+
 def test_a_comparison_is_fair(page: Page) -> None:
     page.set(max_tokens=40, seed=2)
     page.ask("Write a function.")

@@ -20,7 +20,11 @@ function addDrafts(drafts, more) {
 /** @param {Message} message @param {any[]} pieces  of calls, in OpenAI's form of chunks */
 function addCalls(message, pieces) {
   message.calls ??= [];
-  for (const { index, id, function: { name, arguments: text = "" } } of pieces) {
+  for (const {
+    index,
+    id,
+    function: { name, arguments: text = "" },
+  } of pieces) {
     const call = (message.calls[index] ??= { id, type: "function", function: { name, arguments: "" } });
     call.function.arguments += text;
   }

@@ -54,7 +54,8 @@ class Reader {
   /** @param {Block} block @param {string} line @param {number} at */
   #readCode(block, line, at) {
     if (this.#closing.test(line.trim())) {
-      for (let last = this.found.length - 1; this.found[last]?.fence === block.fence; last--) this.found[last].isOpen = false;
+      for (let last = this.found.length - 1; this.found[last]?.fence === block.fence; last--)
+        this.found[last].isOpen = false;
       this.#block = null;
       return;
     }
@@ -81,7 +82,7 @@ class Reader {
  * @returns {Block[]} */
 export function blocks(text, from = 0) {
   const reader = new Reader();
-  for (let at = from; at < text.length; ) {
+  for (let at = from; at < text.length;) {
     const end = text.indexOf("\n", at) + 1 || text.length;
     const line = text.slice(at, Math.min(end, at + MOST_CODE));
     reader.read(line, at);

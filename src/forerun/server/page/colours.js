@@ -45,7 +45,7 @@ export function paint(element, parts, drafts) {
   let piece = 0;
   for (const node of parts.flatMap(textNodes)) {
     const text = node.textContent ?? "";
-    for (let start = 0; start < text.length; ) {
+    for (let start = 0; start < text.length;) {
       const place = placeIn(raw, text, start, at);
       if (place === -1) {
         start += 1;
@@ -54,7 +54,7 @@ export function paint(element, parts, drafts) {
       while (ends[piece] <= place) piece += 1;
       let end = start + 1; // the run of equal characters within this piece
       at = place + 1;
-      while (end < text.length && at < ends[piece] && text[end] === raw[at]) (end += 1), (at += 1);
+      while (end < text.length && at < ends[piece] && text[end] === raw[at]) ((end += 1), (at += 1));
       const drafter = drafts[piece][1];
       if (drafter) found.push([colourOf(drafter), range(node, start, end)]);
       start = end;

@@ -33,7 +33,10 @@ export class Composer {
     at("attach").addEventListener("click", () => at("file").click());
     at("file").addEventListener("change", () => (this.add([...at("file").files]), (at("file").value = "")));
     document.addEventListener("dragover", (event) => event.preventDefault());
-    document.addEventListener("drop", (event) => (event.preventDefault(), this.add([...(event.dataTransfer?.files ?? [])])));
+    document.addEventListener(
+      "drop",
+      (event) => (event.preventDefault(), this.add([...(event.dataTransfer?.files ?? [])])),
+    );
     this.#typed();
   }
 
@@ -87,10 +90,19 @@ export class Composer {
 
   #showFiles() {
     const chips = this.files.map((file) => {
-      const remove = () => ((this.files = this.files.filter((each) => each !== file)), this.#showFiles(), this.input.focus());
+      const remove = () => (
+        (this.files = this.files.filter((each) => each !== file)),
+        this.#showFiles(),
+        this.input.focus()
+      );
       const state = file.problem ?? (file.tokens === undefined ? "counting…" : counted(file.tokens, "token"));
       const close = el("button", { type: "button", "aria-label": `Remove ${file.name}`, onclick: remove }, "×");
-      return el("li", { class: file.problem ? "chip wrong" : "chip" }, el("span", {}, `${file.name} · ${state}`), close);
+      return el(
+        "li",
+        { class: file.problem ? "chip wrong" : "chip" },
+        el("span", {}, `${file.name} · ${state}`),
+        close,
+      );
     });
     at("files").replaceChildren(...chips);
     this.count();
@@ -104,7 +116,7 @@ export class Composer {
     if (text.length > LONG) {
       this.#timer = setTimeout(async () => {
         const count = await this.server.count({ prompt: text }).catch(() => this.#textTokens);
-        if (text === this.input.value) (this.#textTokens = count), this.count();
+        if (text === this.input.value) ((this.#textTokens = count), this.count());
       }, CALM);
     }
     this.count();

@@ -61,7 +61,9 @@ export class Conversations extends EventTarget {
   /** Show a conversation; null: a new one. @param {string | null} id */
   async open(id) {
     const turn = ++this.#turn;
-    const isBusy = [...this.running.values(), ...this.#comparing.values()].find((each) => each.talk.conversation.id === id);
+    const isBusy = [...this.running.values(), ...this.#comparing.values()].find(
+      (each) => each.talk.conversation.id === id,
+    );
     const talk = isBusy?.talk ?? (await this.#read(id));
     if (turn !== this.#turn) return; // another one was opened meanwhile
     this.talk = talk;
@@ -107,7 +109,9 @@ export class Conversations extends EventTarget {
     const elements = views.map((each) => each.element);
     const place = at("messages");
     for (const old of [...place.children]) if (!elements.includes(old)) this.#forget(old);
-    elements.forEach((each, index) => place.children[index] !== each && place.insertBefore(each, place.children[index]));
+    elements.forEach(
+      (each, index) => place.children[index] !== each && place.insertBefore(each, place.children[index]),
+    );
     at("greeting").hidden = shown.length > 0;
     this.#follow.grown();
     this.dispatchEvent(new Event("show"));
@@ -133,7 +137,6 @@ export class Conversations extends EventTarget {
       isColoured: this.isColoured,
       isElsewhere: !message.end && Date.now() - (message.kept ?? 0) < 3 * KEPT_EVERY,
       isLast: message === shown.at(-1),
-      most: settings.max_tokens,
     };
   }
 
@@ -141,7 +144,10 @@ export class Conversations extends EventTarget {
   async send(text, files) {
     const { talk } = this;
     const parent = path(talk.messages, talk.conversation.chosen).at(-1)?.id ?? "";
-    await this.#ask(talk, newMessage(talk.conversation, parent, "user", { content: text, ...(files.length ? { files } : {}) }));
+    await this.#ask(
+      talk,
+      newMessage(talk.conversation, parent, "user", { content: text, ...(files.length ? { files } : {}) }),
+    );
   }
 
   /** Add a message, and let it be answered. @param {Talk} talk @param {Message} message */
@@ -149,7 +155,9 @@ export class Conversations extends EventTarget {
     const { conversation } = talk;
     const isNew = !talk.messages.length;
     if (isNew) {
-      conversation.title = (message.content.trim() || (message.files?.[0].name ?? "")).split("\n")[0].slice(0, MOST_TITLE);
+      conversation.title = (message.content.trim() || (message.files?.[0].name ?? ""))
+        .split("\n")[0]
+        .slice(0, MOST_TITLE);
     }
     this.#add(talk, message);
     const answer = newMessage(conversation, message.id, "assistant", { created: message.created + 1 });
@@ -234,9 +242,9 @@ export class Conversations extends EventTarget {
   /** @param {Message} message @param {string} text */
   edit(message, text) {
     const { talk } = this;
-    const more = message.role === "assistant" ? { end: "stop" } : { files: message.files };
+    const more = message.role === "assistant" ? { end: "stop" } : { files: message.files, call: message.call };
     const made = newMessage(talk.conversation, message.parent, message.role, { ...more, content: text });
-    if (message.role === "user") return void this.#ask(talk, made);
+    if (message.role !== "assistant") return void this.#ask(talk, made);
     this.#add(talk, made);
     this.store.keep(made);
     this.store.change(talk.conversation.id, { chosen: talk.conversation.chosen });

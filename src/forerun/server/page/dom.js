@@ -59,7 +59,12 @@ export function sayingSentences() {
 export async function copy(text, button) {
   const label = button.textContent;
   // without TLS on another machine, a browser has the old way alone
-  const done = navigator.clipboard ? await navigator.clipboard.writeText(text).then(() => true, () => false) : copyOld(text);
+  const done = navigator.clipboard
+    ? await navigator.clipboard.writeText(text).then(
+        () => true,
+        () => false,
+      )
+    : copyOld(text);
   button.textContent = done ? "Copied" : "Not allowed";
   setTimeout(() => (button.textContent = label), 1500);
 }

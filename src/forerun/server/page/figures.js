@@ -31,9 +31,9 @@ export function joined(before, after) {
   };
 }
 
-/** Return why an answer ended. @param {import("./store.js").Message} message @param {number | undefined} most */
-export function ending({ end, error, figures }, most) {
-  if (end === "length") return `cut at ${counted(most ?? figures?.tokens ?? 0, "token")}`;
+/** Return why an answer ended. @param {import("./store.js").Message} message */
+export function ending({ end, error, figures }) {
+  if (end === "length") return `cut at ${counted(figures?.tokens ?? 0, "token")}`;
   if (end === "error") return `error: ${error}`;
   return { stop: "complete", tool_calls: "calls tools", stopped: "stopped by you" }[end ?? ""] ?? "not finished";
 }

@@ -5,7 +5,10 @@
 const MOST = 16 * 2 ** 20; // bytes: no context holds more
 /** @type {[RegExp, string][]} */
 const REFUSED = [
-  [/^image\/|\.(png|jpe?g|gif|webp|svg|heic)$/i, "is an image, and the models here read text alone. Describe it in words."],
+  [
+    /^image\/|\.(png|jpe?g|gif|webp|svg|heic)$/i,
+    "is an image, and the models here read text alone. Describe it in words.",
+  ],
   [/pdf$/i, "is a PDF, which is not read here. Copy its text into the message."],
   [/^(audio|video)\//i, "is no text, and the models here read text alone."],
   [/officedocument|msword|\.(docx?|xlsx?|pptx?|odt)$/i, "is an office document. Save it as text, and give that."],

@@ -28,7 +28,6 @@ import { Rendered } from "./render.js";
  * @property {boolean} isColoured
  * @property {boolean} isElsewhere  it is being written by another tab
  * @property {boolean} isLast
- * @property {number} [most]  tokens of an answer
  */
 
 const WHO = { user: "You", assistant: "Answer", tool: "Result of a tool" };
@@ -72,8 +71,7 @@ export class MessageView {
   show(state) {
     const { message } = this;
     this.#isColoured = state.isColoured && message.role === "assistant";
-    this.element.toggleAttribute("aria-busy", Boolean(state.answer));
-    if (state.answer) this.element.setAttribute("aria-busy", "true");
+    this.element.setAttribute("aria-busy", String(Boolean(state.answer)));
     if (!this.#editing) this.#showText(state);
     this.#thinking.hidden = !message.thinking;
     if (message.thinking) {
@@ -109,6 +107,7 @@ export class MessageView {
 
   /** @param {State} state */
   #showCalls({ answer, isLast }) {
+    if (this.#calls.contains(document.activeElement)) return; // a result is being written
     const shown = (this.message.calls ?? []).map((call) => {
       const given = el("textarea", { rows: 2, "aria-label": `Result of ${call.function.name}` });
       const give = button("Give the result", () => this.actions.result(this.message, call, given.value));
@@ -127,7 +126,7 @@ export class MessageView {
     const parts = [];
     if (answer) parts.push(el("span", { class: "state" }, waiting(answer)));
     else if (state.isElsewhere) parts.push(el("span", { class: "state" }, "being written in another tab…"));
-    else parts.push(el("span", { class: `state ${message.end}` }, ending(message, state.most)));
+    else parts.push(el("span", { class: `state ${message.end}` }, ending(message)));
     const figures = answer?.figures.tokens ? now(answer) : !answer && message.figures;
     if (figures) parts.push(...line(figures).map((each) => el("span", {}, each)));
     const head = el("div", { class: "line" }, ...parts);
@@ -138,7 +137,12 @@ export class MessageView {
         return [el("dt", {}, el("span", { class: mark }, name)), el("dd", {}, value)];
       });
       const wasOpen = this.#below.querySelector("details")?.open;
-      const more = el("details", { class: "more", open: Boolean(wasOpen) }, el("summary", {}, "Figures"), el("dl", {}, ...list));
+      const more = el(
+        "details",
+        { class: "more", open: Boolean(wasOpen) },
+        el("summary", {}, "Figures"),
+        el("dl", {}, ...list),
+      );
       below.push(more);
     }
     if (comparing) below.push(el("p", { class: "comparison" }, comparing));
@@ -155,7 +159,10 @@ export class MessageView {
       made.push(
         button("‹", () => actions.turn(message, -1), { "aria-label": "Version before", disabled: !place }),
         el("span", {}, `${place + 1} of ${siblings.length}`),
-        button("›", () => actions.turn(message, 1), { "aria-label": "Next version", disabled: place === siblings.length - 1 }),
+        button("›", () => actions.turn(message, 1), {
+          "aria-label": "Next version",
+          disabled: place === siblings.length - 1,
+        }),
       );
     }
     if (!answer && message.content) made.push(button("Copy", (event) => copy(message.content, event.target)));
@@ -163,8 +170,10 @@ export class MessageView {
     if (!isFixed && !this.#editing) made.push(button("Edit", () => this.edit()));
     if (!isFixed && message.role === "assistant") {
       made.push(button("Again", () => actions.again(message), { title: "Answer again; this answer stays beside it" }));
-      if (message.end !== "tool_calls" && (message.end !== "stop" || isText)) made.push(button("Continue", () => actions.go(message)));
-      if (canCompare) made.push(button("Compare", () => actions.compare(message), { title: "With and without speculation" }));
+      if (message.end !== "tool_calls" && (message.end !== "stop" || isText))
+        made.push(button("Continue", () => actions.go(message)));
+      if (canCompare)
+        made.push(button("Compare", () => actions.compare(message), { title: "With and without speculation" }));
     }
     const focused = this.#actions.contains(document.activeElement) ? document.activeElement?.textContent : null;
     this.#actions.replaceChildren(...made);
@@ -184,10 +193,10 @@ export class MessageView {
     };
     const done = () => (end(), actions.edit(message, input.value));
     input.addEventListener("keydown", (/** @type {KeyboardEvent} */ event) => {
-      if (event.key === "Escape") event.stopPropagation(), end();
-      if (event.key === "Enter" && !event.shiftKey && !event.isComposing) event.preventDefault(), done();
+      if (event.key === "Escape") (event.stopPropagation(), end());
+      if (event.key === "Enter" && !event.shiftKey && !event.isComposing) (event.preventDefault(), done());
     });
-    const label = message.role === "user" ? "Send" : "Keep";
+    const label = message.role === "assistant" ? "Keep" : "Send";
     this.#editing = true;
     this.#text.replaceChildren(input, el("div", { class: "row" }, button(label, done), button("Cancel", end)));
     input.focus();
@@ -198,7 +207,8 @@ export class MessageView {
 function fileView({ name, text }) {
   const summary = el("summary", {}, `${name} · ${counted(text.length, "character")}`);
   const details = el("details", { class: "file" }, summary);
-  const open = () => details.childElementCount === 1 && details.append(el("pre", { tabindex: 0 }, text.slice(0, 20000)));
+  const open = () =>
+    details.childElementCount === 1 && details.append(el("pre", { tabindex: 0 }, text.slice(0, 20000)));
   details.addEventListener("toggle", open);
   return details;
 }

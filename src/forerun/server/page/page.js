@@ -29,7 +29,8 @@ function complain(text) {
 
 /** Return the tokens of the shown conversation. */
 function used() {
-  const { figures } = path(conversations.talk.messages, conversations.talk.conversation.chosen).findLast((each) => each.figures) ?? {};
+  const { figures } =
+    path(conversations.talk.messages, conversations.talk.conversation.chosen).findLast((each) => each.figures) ?? {};
   return figures ? (figures.prompt ?? 0) + figures.tokens : 0;
 }
 
@@ -69,7 +70,8 @@ function showTitle() {
   at("title").replaceChildren(title);
   document.title = messages.length ? `${title} · forerun` : "forerun";
   at("menu").hidden = !messages.length;
-  if (messages.length && location.hash.slice(1) !== conversation.id) history.replaceState(null, "", `#${conversation.id}`);
+  if (messages.length && location.hash.slice(1) !== conversation.id)
+    history.replaceState(null, "", `#${conversation.id}`);
 }
 
 /** Begin a new conversation; what is being written goes on in its own. */
@@ -178,8 +180,12 @@ function listen() {
     example.addEventListener("click", () => (composer.give(example.textContent ?? "", []), composer.submit()));
   }
   at("menu").addEventListener("click", (event) => event.target.closest("button") && at("menu").removeAttribute("open"));
-  addEventListener("hashchange", () => (showList(false), complain(""), conversations.open(location.hash.slice(1) || null)));
-  for (const name of ["show", "open"]) conversations.addEventListener(name, () => (showWriting(), showTitle(), composer.count()));
+  addEventListener(
+    "hashchange",
+    () => (showList(false), complain(""), conversations.open(location.hash.slice(1) || null)),
+  );
+  for (const name of ["show", "open"])
+    conversations.addEventListener(name, () => (showWriting(), showTitle(), composer.count()));
   conversations.addEventListener("begin", () => complain(""));
   conversations.addEventListener("failed", (/** @type {any} */ event) => {
     const { text, files, error } = event.detail;
@@ -189,7 +195,11 @@ function listen() {
   store.addEventListener("problem", (/** @type {any} */ event) => notice(event.detail, { seconds: 0 }));
   server.addEventListener("change", showServer);
   server.addEventListener("update", () =>
-    notice("The server has another version than this page.", { label: "Load it anew", run: () => location.reload(), seconds: 0 }),
+    notice("The server has another version than this page.", {
+      label: "Load it anew",
+      run: () => location.reload(),
+      seconds: 0,
+    }),
   );
 }
 

@@ -9,17 +9,22 @@ import { copy, el } from "./dom.js";
 /** @import {Block} from "./blocks.js" */
 
 const BUDGET = 8; // milliseconds of a frame
-const TAGS = ["p", "br", "hr", "h3", "strong", "em", "del", "code", "pre", "blockquote", "ul", "ol", "li", "a"].concat(
-  ["table", "thead", "tbody", "tr", "th", "td", "span"],
-);
+const TAGS = ["p", "br", "hr", "h3", "strong", "em", "del", "code", "pre", "blockquote", "ul", "ol", "li", "a"].concat([
+  "table",
+  "thead",
+  "tbody",
+  "tr",
+  "th",
+  "td",
+  "span",
+]);
 const OPTIONS = { ALLOWED_TAGS: TAGS, ALLOWED_ATTR: ["href", "class", "align", "start"], RETURN_DOM_FRAGMENT: true };
 const ALLOWED_LINK = /^(https?:|mailto:)/i;
 // they reorder what is shown, so that code reads other than it runs
 const OVERRIDES = /[\u202A-\u202E\u2066-\u2069]/g;
 const shown = (/** @type {string} */ text) =>
   text.replace(OVERRIDES, (sign) => `[U+${sign.codePointAt(0)?.toString(16).toUpperCase()}]`);
-const escape = (/** @type {string} */ text) =>
-  text.replace(/[&<>"']/g, (sign) => `&#${sign.codePointAt(0)};`);
+const escape = (/** @type {string} */ text) => text.replace(/[&<>"']/g, (sign) => `&#${sign.codePointAt(0)};`);
 
 const marked = new Marked({
   gfm: true,
@@ -133,7 +138,10 @@ export class Rendered {
   /** @param {Block} block */
   #code(block) {
     const own = () => this.#blocks.all.filter((each) => each.fence === block.fence);
-    const whole = () => own().map((each) => each.text).join("");
+    const whole = () =>
+      own()
+        .map((each) => each.text)
+        .join("");
     return codeBlock(block.text, block.language ?? "", { isHead: block.start === block.fence, whole });
   }
 }

@@ -2,9 +2,11 @@
 
 /** @import {Message} from "./store.js" @import {Settings} from "./settings.js" @import {Server} from "./server.js" */
 
-const SAMPLING = ["temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty"].concat(
-  ["frequency_penalty", "seed", "max_tokens"],
-);
+const SAMPLING = ["temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty"].concat([
+  "frequency_penalty",
+  "seed",
+  "max_tokens",
+]);
 
 /** Return a text as a fenced block, under its name. @param {{name: string, text: string}} file */
 export function fenced({ name, text }) {

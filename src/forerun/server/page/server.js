@@ -49,7 +49,10 @@ export class Server extends EventTarget {
         throw new ServerError(GONE, 0);
       });
       if (response.ok) return response;
-      const error = await response.json().then((told) => told.error, () => null);
+      const error = await response.json().then(
+        (told) => told.error,
+        () => null,
+      );
       const message = error?.message ?? `The server answered with ${response.status}, and no reason.`;
       if (response.status !== 401 || hasAsked) throw new ServerError(message, response.status);
       this.#asking ??= this.askForKey(key ? message : "").finally(() => (this.#asking = null));

@@ -29,6 +29,7 @@ import { at, el } from "./dom.js";
  * @property {unknown} [otherwise]  what the server does without it
  */
 
+// prettier-ignore
 /** @type {Field[]} */
 const FIELDS = [
   { name: "system", label: "System prompt", kind: "text", about: "Is before the conversation: who the model is, how it answers." },

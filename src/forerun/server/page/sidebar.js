@@ -61,7 +61,7 @@ export class Sidebar {
     };
     input.addEventListener("keydown", (/** @type {KeyboardEvent} */ event) => {
       if (event.key === "Escape") event.stopPropagation();
-      if (event.key === "Enter" || event.key === "Escape") done(event.key === "Enter"), at("input").focus();
+      if (event.key === "Enter" || event.key === "Escape") (done(event.key === "Enter"), at("input").focus());
     });
     input.addEventListener("blur", () => done(true));
     at("title").replaceChildren(input);
@@ -94,7 +94,10 @@ export class Sidebar {
 
   async #exportAll() {
     const all = await this.store.list();
-    const whole = all.map(async (conversation) => ({ conversation, messages: await this.store.messages.of(conversation.id) }));
+    const whole = all.map(async (conversation) => ({
+      conversation,
+      messages: await this.store.messages.of(conversation.id),
+    }));
     download("conversations.json", toJSON(await Promise.all(whole)), "application/json");
   }
 

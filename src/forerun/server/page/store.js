@@ -63,7 +63,8 @@ class Table {
   }
   all = () => result(this.begin("readonly").getAll());
   get = (/** @type {string} */ id) => result(this.begin("readonly").get(id));
-  of = (/** @type {string} */ conversation) => result(this.begin("readonly").index("conversation").getAll(conversation));
+  of = (/** @type {string} */ conversation) =>
+    result(this.begin("readonly").index("conversation").getAll(conversation));
   put = (/** @type {any} */ value) => result(this.begin("readwrite").put(value));
   delete = (/** @type {string} */ id) => result(this.begin("readwrite").delete(id));
   async update(/** @type {string} */ id, /** @type {any} */ changes) {

@@ -55,7 +55,10 @@ export function parse(text) {
 function renamed(given, place) {
   const { conversation, messages } = given ?? {};
   const isMessage = (/** @type {any} */ each) =>
-    typeof each?.content === "string" && typeof each.id === "string" && typeof each.parent === "string" && ROLES.includes(each.role);
+    typeof each?.content === "string" &&
+    typeof each.id === "string" &&
+    typeof each.parent === "string" &&
+    ROLES.includes(each.role);
   if (typeof conversation?.title !== "string" || !Array.isArray(messages) || !messages.every(isMessage)) {
     throw new Error(`The file is damaged: conversation ${place + 1} is not complete. Nothing was imported.`);
   }
@@ -64,14 +67,19 @@ function renamed(given, place) {
   for (const each of messages) ids.set(each.id, newMessage(made, "", each.role).id);
   const named = (/** @type {string} */ id) => ids.get(id) ?? "";
   for (const [id, child] of Object.entries(conversation.chosen ?? {})) made.chosen[named(id)] = named(child);
-  const own = (/** @type {Message} */ each) => ({ id: named(each.id), parent: named(each.parent), conversation: made.id });
+  const own = (/** @type {Message} */ each) => ({
+    id: named(each.id),
+    parent: named(each.parent),
+    conversation: made.id,
+  });
   return { conversation: made, messages: messages.map((each) => ({ ...each, ...own(each) })) };
 }
 
 /** @param {string} text @returns {{conversation: Conversation, messages: Message[]}} */
 function fromMarkdown(text) {
   const [head, ...parts] = text.split(MARK);
-  if (!parts.length) throw new Error("The file has no lines like <!-- user -->, with which this page exports Markdown.");
+  if (!parts.length)
+    throw new Error("The file has no lines like <!-- user -->, with which this page exports Markdown.");
   const conversation = newConversation(/^# (.*)$/m.exec(head)?.[1] ?? "Imported");
   const system = /<!-- system\n([^]*?)\n-->/.exec(head)?.[1];
   if (system) conversation.settings.system = system;
