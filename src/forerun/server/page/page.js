@@ -160,6 +160,11 @@ function listen() {
     event.preventDefault();
     run();
   });
+  // Safari lays its keyboard over the page, and does not make it smaller
+  visualViewport?.addEventListener("resize", () => {
+    const { height, scale } = /** @type {VisualViewport} */ (visualViewport);
+    if (scale === 1) document.body.style.height = `${height}px`;
+  });
   at("stop").addEventListener("click", () => (conversations.stop(), at("input").focus()));
   for (const id of ["new", "new-phone"]) at(id).addEventListener("click", () => (showList(false), begin()));
   at("set").addEventListener("click", askForSettings);
