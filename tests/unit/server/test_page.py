@@ -26,7 +26,7 @@ def test_the_files_are_served(http: httpx.Client) -> None:
         ("/page/page.js", "page.js", "javascript"),
         ("/page/vendor/marked.js", "vendor/marked.js", "javascript"),
     ):
-        found = http.get(path, params={"name": "../app.py"})
+        found = http.get(path, params={"name": "../app.py"}, headers={"accept": "text/html,*/*;q=0.8"})
         assert found.content == (FOLDER / name).read_bytes() and kind in found.headers["content-type"]
         policy = found.headers["content-security-policy"]
         assert "default-src 'self'" in policy and "unsafe" not in policy and "require-trusted-types-for" in policy
