@@ -162,11 +162,12 @@ export class Conversations extends EventTarget {
     this.#add(talk, message);
     const answer = newMessage(conversation, message.id, "assistant", { created: message.created + 1 });
     this.#add(talk, answer);
+    const writing = this.#write(talk, answer, upTo(talk.messages, message.id)); // shows it before it is kept
+    if (isNew && talk === this.talk) this.dispatchEvent(new Event("open"));
     await this.store.change(conversation.id, { ...conversation, updated: Date.now() });
     await this.store.keep(message);
-    if (isNew && talk === this.talk) this.dispatchEvent(new Event("open"));
     this.dispatchEvent(new Event("list"));
-    const failure = await this.#write(talk, answer, upTo(talk.messages, message.id));
+    const failure = await writing;
     if (!failure || answer.figures) return;
     for (const each of [answer, message]) this.#remove(talk, each);
     const text = message.role === "user" ? message.content : "";
@@ -256,7 +257,7 @@ export class Conversations extends EventTarget {
     const { talk } = this;
     const made = newMessage(talk.conversation, message.parent, "assistant");
     this.#add(talk, made);
-    await this.store.change(talk.conversation.id, { chosen: talk.conversation.chosen });
+    this.store.change(talk.conversation.id, { chosen: talk.conversation.chosen });
     const failure = await this.#write(talk, made, upTo(talk.messages, message.parent));
     if (failure && !made.figures) this.#undo(talk, made, message, failure);
   }
