@@ -19,6 +19,7 @@
 # make scale     forerun inside vLLM, llama.cpp and on Ray (docs/scaling.md), which it installs in build/scale
 # make clients   published clients of the server (openai, anthropic, LangChain and others, which it installs in
 #                build/clients) against it; ARGS='openai langchain' chooses. It prints the table of docs/serving.md
+# make page      the server's page: its types, if npm is there, and its tests in a browser; ARGS='-k keyboard' chooses
 # make bench     one forward, and whole generations, beside Transformers (takes a while; leave the machine alone)
 #
 # Each but gpu makes the virtual environment it needs. PYTHON chooses the interpreter, TORCH what pip installs as torch,
@@ -36,13 +37,14 @@ EXAMPLES ?= 1000
 GPU_PYTHON ?= python3
 GPU_SECONDS ?= 270
 GPU_WORKERS ?= 6
+TYPESCRIPT ?= typescript@7.0.2
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 # Contiguous halves of the tests, so that what a module prepares is prepared once; who is done first takes from the other.
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all fuzz mutants check fix gpu docs blocks release kernels wheel scale clients report measure bench clean
+.PHONY: help demo test test-all fuzz mutants check fix gpu docs blocks release kernels wheel scale clients page report measure bench clean
 
 help:
 	@sed -n '/^$$/q; s/^# \{0,1\}//p' Makefile
@@ -122,6 +124,14 @@ scale: $(STAMP)
 
 clients: $(STAMP)
 	TORCH='$(TORCH)' $(BIN)/python tests/clients/run.py $(ARGS)
+
+page: $(STAMP)
+	@test -n "$${FORERUN_CHROMIUM:-$$(command -v chromium)}" || { echo "make page: there is no Chromium; apt-get install chromium, or name a program: make page FORERUN_CHROMIUM=PROGRAM" >&2; exit 2; }
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[page]'
+	@cd src/forerun/server/page && wc -l *.js *.css *.html
+	@if command -v npm >/dev/null; then npm exec --yes --package=$(TYPESCRIPT) -- tsc --project tests/browser; else echo "make page: types are not checked, since there is no npm (apt-get install npm)"; fi
+	mkdir -p build/page && FORERUN_SCREENSHOTS=build/page $(BIN)/python -m pytest -m slow --durations=5 tests/browser $(ARGS)
+	@echo "pictures: build/page"
 
 bench: $(STAMP)
 	$(BIN)/forerun bench forward --dtypes float32,bfloat16 --others

@@ -23,7 +23,7 @@ from forerun.engine.chat_template import encode
 from forerun.errors import ForerunError, PromptError, RequestBodyError
 from forerun.server.completions import BODIES, answer
 from forerun.server.metrics import HTTPMetrics, Prometheus
-from forerun.server.middleware import RequestMiddleware, refusal_response
+from forerun.server.middleware import PAGE_PATH, RequestMiddleware, refusal_response
 from forerun.server.ollama import NO_EMBEDDINGS, RUNNING, SHOW_URL, ShowBody, add_ollama
 from forerun.server.options import ServerOptions
 from forerun.server.protocol.bodies import Body, Messages, TokenIds, validated
@@ -103,8 +103,10 @@ _OF_TOKENIZER = ("bos_token", "eos_token", "pad_token", "unk_token", "chat_templ
 _OF_EMBEDDINGS = ("embeddings", "embedding", "embed", "rerank", "score", "pooling", "classify")
 _PAGE_HEADERS = {
     "content-security-policy": (
-        "default-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+        "default-src 'self'; img-src data:; object-src 'none'; base-uri 'none'; form-action 'none'; "
+        "frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types dompurify"
     ),
+    "cache-control": "no-cache",  # so that files of two versions do not meet
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
 }
@@ -240,18 +242,20 @@ def _add_facts(app: FastAPI, service: Service, draining: Callable[[], bool]) -> 
 
 
 def _add_page(app: FastAPI) -> None:
-    """Add the playground, whose files are all of this package."""
+    """Add the page, whose files are all of this package."""
     folder = Path(__file__).parent / "page"
+    files = {each.relative_to(folder).as_posix(): each for kind in ("*.js", "*.css") for each in folder.rglob(kind)}
 
-    async def file(request: Request) -> Response:
-        return FileResponse(folder / (request.scope["path"].strip("/") or "index.html"), headers=_PAGE_HEADERS)
-
+    @app.api_route("/", methods=["GET", "HEAD"], include_in_schema=False)
     async def root(request: Request) -> Response:
         wants_page = "text/html" in request.headers.get("accept", "")
-        return await file(request) if wants_page else PlainTextResponse(RUNNING)
+        return FileResponse(folder / "index.html", headers=_PAGE_HEADERS) if wants_page else PlainTextResponse(RUNNING)
 
-    for path, answered in (("/", root), ("/page.css", file), ("/page.js", file)):
-        app.add_api_route(path, answered, methods=["GET", "HEAD"], include_in_schema=False)
+    @app.get(f"{PAGE_PATH}{{name:path}}", include_in_schema=False)
+    async def file(name: str) -> Response:
+        if name not in files:
+            raise HTTPException(404)
+        return FileResponse(files[name], headers=_PAGE_HEADERS)
 
 
 def _no_such_path(request: Request) -> str:

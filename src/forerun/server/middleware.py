@@ -24,10 +24,14 @@ from forerun.server.options import ServerOptions, host_of, is_loopback
 from forerun.server.protocol.errors import error_at, error_response, failure_fields
 from forerun.server.protocol.without_effect import IGNORED_HEADER
 
-OPEN_PATHS = ("/health", "/", "/page.css", "/page.js")
-"""Paths that need no key."""
+PAGE_PATH = "/page/"
+"""Before the names of the page's files."""
+OPEN_PATHS = ("/health", "/")
+"""Paths that need no key, as do those of the page's files."""
 STATE_PATHS = ("/live", "/metrics")
 """Paths that tell one tenant about all."""
+_POLLED = ("/live", "/health")
+"""Paths that are asked for again and again; the log has them from level debug on, unless they fail."""
 _MIB = 1 << 20
 _LINGER = 2.0
 """Seconds for which the rest of a too large body is read: if closed at once, the client would not see the answer."""
@@ -70,7 +74,7 @@ class Access:
             self._check_browser(headers, scope["method"])
         of_state = bool(self._state_keys) and path in STATE_PATHS
         keys = self._state_keys if of_state else self._keys
-        if not keys or path in OPEN_PATHS:
+        if not keys or path in OPEN_PATHS or path.startswith(PAGE_PATH):
             return None
         # Anthropic's clients send the key in a header of its own
         scheme, _, given = headers.get("authorization", f"Bearer {headers.get('x-api-key', '')}").partition(" ")
@@ -178,7 +182,9 @@ class RequestMiddleware:
         finally:
             self.num_active -= 1
             self._metrics.responded(status=str(status or 499))
-            _log.info(
+            is_quiet = status == 200 and (scope["path"] in _POLLED or scope["path"].startswith(PAGE_PATH))
+            _log.log(
+                logging.DEBUG if is_quiet else logging.INFO,
                 {
                     "event": "request",
                     "request_id": request_id,
@@ -187,7 +193,7 @@ class RequestMiddleware:
                     "status": status,
                     "seconds": round(time.monotonic() - started, 4),
                     **log_fields,
-                }
+                },
             )
 
     async def _handle(self, scope: Scope, receive: Receive, send: Send) -> None:

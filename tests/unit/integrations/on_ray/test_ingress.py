@@ -134,7 +134,7 @@ def cleared(value: Any) -> Any:
         ("POST", COMPLETIONS, [1]),
         ("GET", "/v1/models", None),
         ("GET", "/openapi.json", None),
-        ("GET", "/page.js", None),
+        ("GET", "/page/page.js", None),
         ("GET", "/nowhere", None),
         ("GET", COMPLETIONS, None),
     ],
