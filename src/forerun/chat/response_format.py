@@ -31,6 +31,8 @@ _KINDS = {"tool_calls": CALL, **dict.fromkeys(("reasoning_content", "reasoning",
 _REMEDY = "Write it as Transformers' response templates are written."
 _FOLDER = Path(__file__).parent / "families"
 _NOTHING = r"(?!)"
+_NO_JSON = r"[^-+.\d\seE,:{}\[\]\"truefalsn]|\[(?=[A-Z])"
+"""Characters that JSON has in strings alone, and the beginning of a mark."""
 _OF_CONTENT = re.compile(r'\{"name": "\{content\.(\w+)\}", "arguments": "\{content\.(\w+)\}"\}')
 _PLACEHOLDER = re.compile(r"\{(\w+(?:\.\w+)*)\}")
 _CONSTANTS = {"True": True, "true": True, "False": False, "false": False, "None": None, "null": None}
@@ -160,8 +162,8 @@ class Region:
         kind: CALL, REASONING or CONTENT.
         opens: a pattern; empty for what is outside of other regions.
         closes: a pattern, which matches nothing if the region ends with its JSON, or with the answer.
-        inside: what is looked for within it: a group `_close`, and in calls a group `_json` of what opens a string and
-            of the structure of plain JSON.
+        inside: what is looked for within it: a group `_close`, in calls a group `_json` of what opens a string and of
+            the structure of plain JSON, and in those of offered tools `_break`, what JSON has in strings alone.
         strings: what opens a string of a call, within which marks are text, and a group `_string` of what ends it.
         field: the field itself.
         is_json: whether it holds plain JSON, which is followed while it grows.
@@ -192,11 +194,13 @@ class Region:
         closes = _pattern(field, "close") or _NOTHING
         strings = _strings(content, args) if kind == CALL else {}
         structure = "|".join([*strings, *([r"[{}\[\]]"] if is_json else [])]) or _NOTHING
-        inside = regex.compile(f"(?P<_close>{closes})|(?P<_json>{structure})", regex.DOTALL)
+        breaks = _NO_JSON if is_json and field.get("offered") else _NOTHING
+        inside = regex.compile(f"(?P<_break>{breaks})|(?P<_close>{closes})|(?P<_json>{structure})", regex.DOTALL)
         ends = [regex.compile(f"(?P<_string>{end})", regex.DOTALL) for end in strings.values()]
         pairs = tuple(zip(map(regex.compile, strings), ends, strict=True))
         is_named = function == {"name": "{name}", "arguments": "{content}"}
-        return cls(kind, _pattern(field, "open"), closes, inside, pairs, field, is_json, is_named, _head(function))
+        head = None if field.get("offered") else _head(function)  # these may turn out to be none as they end
+        return cls(kind, _pattern(field, "open"), closes, inside, pairs, field, is_json, is_named, head)
 
     @property
     def needs_close(self) -> bool:
