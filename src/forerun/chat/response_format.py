@@ -75,15 +75,34 @@ def _tags(text: str, args: Mapping[str, Any]) -> dict[str, str]:
     return dict(zip(map(str.strip, tags.captures("key")), tags.captures("value"), strict=True))
 
 
+_PYTHON_NAMES = regex.compile(
+    r"(?P<quote>\"{3}|'{3}|[\"'])(?>\\.|(?!(?P=quote)).)*+(?P=quote)"
+    r"|(?<![^\s()\[\]{},=\"'\\])(?P<name>[^\s()\[\]{},=\"'\\]++)(?=\s*+[(=])",
+    regex.DOTALL,
+)
+"""Strings, and names of calls and of their arguments."""
+
+
 def _python_calls(text: str, args: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Parse `[name(key="value", ...), ...]`, whose values are literals."""
-    tree = ast.parse(text.strip(), mode="eval").body
+    """Parse `[name(key="value", ...), ...]`, whose values are literals. Names and keys may be no identifiers."""
+    names: list[str] = []
+
+    def as_identifier(match: regex.Match[str]) -> str:
+        if match["name"] is None:
+            return match[0]
+        names.append(match["name"])
+        return f"_{len(names) - 1}"
+
+    tree = ast.parse(_PYTHON_NAMES.sub(as_identifier, text.strip()), mode="eval").body
     found = []
     for call in tree.elts if isinstance(tree, ast.List) else [tree]:
         if not isinstance(call, ast.Call) or call.args:
             raise ValueError("it is no call with named arguments")
-        arguments = {str(word.arg): ast.literal_eval(_Constants().visit(word.value)) for word in call.keywords}
-        found.append({"name": ast.unparse(call.func), "arguments": arguments})
+        keys = [names[int(str(word.arg)[1:])] for word in call.keywords]
+        values = [ast.literal_eval(_Constants().visit(word.value)) for word in call.keywords]
+        found.append(
+            {"name": names[int(ast.unparse(call.func)[1:])], "arguments": dict(zip(keys, values, strict=True))}
+        )
     return found
 
 
