@@ -89,7 +89,7 @@ def _python_calls(text: str, args: Mapping[str, Any]) -> list[dict[str, Any]]:
 
     def as_identifier(match: regex.Match[str]) -> str:
         if match["name"] is None:
-            return match[0]
+            return str(match[0])
         names.append(match["name"])
         return f"_{len(names) - 1}"
 
