@@ -28,7 +28,7 @@ _NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": Fa
 _BUDGET = 4096
 """Tokens of the thinking before a required call, where a request does not say how many."""
 _CHARACTERS = 3
-"""Of a token of thinking, rather too few: a grammar that counts tokens cannot be rolled back."""
+"""Of a token of thinking, in Latin script rather too few: a grammar that counts tokens cannot be rolled back."""
 
 
 def call_grammar(
@@ -41,7 +41,7 @@ def call_grammar(
     is_thinking: bool = False,
     one_call: bool = False,
     answer: Mapping[str, Any] | None = None,
-    budget: int = _BUDGET,
+    num_thought: int = _CHARACTERS * _BUDGET,
 ) -> str | None:
     """Return a grammar for `Grammar.lark`: calls by the tools' schemas; None if no grammar tells the family's calls
     from its text. Raises GrammarError if no tool has the name.
@@ -55,7 +55,7 @@ def call_grammar(
         is_thinking: whether the prompt opens thinking, which must end before a call.
         is_required: False if an answer without calls is allowed, too. one_call: there is one call at most.
         answer: schema of the JSON that stands in the place of all free text, but for thinking; None: text is free.
-        budget: tokens, about, of the thinking before a call that is required.
+        num_thought: characters at most of the thinking before a call that is required.
     """
     written = form.forced or {}
     rules = _Rules(special)
@@ -79,7 +79,7 @@ def call_grammar(
     thought = f"{begun} {rules.sequence('{thought}' + closes)}{blank}" if opens else ""
     if thinking := thought or rules.sequence(written.get("before", "")):
         start = f"({thinking}){'' if is_thinking else '?'} {start}"
-    length = f"{{0,{_CHARACTERS * budget}}}" if is_required else "*"
+    length = f"{{0,{num_thought}}}" if is_required else "*"
     texts = ["TEXT: /(.|\\n)*/", f"THOUGHT: /(.|\\n){length}/", f"FREE: /(.|\\n)*/{_unlike(trigger, opens)}"]
     return "\n".join([f"start: {start}", *texts, *rules.lines])
 
@@ -152,7 +152,9 @@ def _call(rules: _Rules, written: Mapping[str, Any], function: Mapping[str, Any]
 
 def _by_argument(rules: _Rules, written: Mapping[str, Any], schema: Mapping[str, Any]) -> str:
     """Return an expression for arguments that are written one by one: those that are required come first."""
-    properties = schema.get("properties") or {}
+    given = (schema.get("properties") or {}).items()
+    # one may be true, as anything is, or false, and then must not be there
+    properties = {key: {} if each is True else each for key, each in given if each is not False}
     required = schema.get("required") or ()
     shared = {key: schema[key] for key in ("$defs", "definitions", _GUIDANCE) if key in schema}
     items = []
@@ -187,7 +189,7 @@ class Forced:
         name: of the tool that is called, once; None: any tools, any number of times.
         is_required: False: there may be no call, but those that are made follow their schemas.
         answer: schema of an answer without calls; None if that is free text.
-        budget: tokens of the thinking before a call that is required.
+        budget: tokens, about, of the thinking before a call that is required.
     """
 
     name: str | None = None
@@ -237,7 +239,8 @@ class Forced:
     ) -> Grammar:
         """Return the answer's grammar; grammars: of the engine. Raises RequestBodyError if there is none.
 
-        Thinking has half of max_tokens at most.
+        Thinking before a call that is required has at most as many characters as half of max_tokens, so that the call
+        has the other half in all scripts whose tokens have a character or more.
         """
         param = "tool_choice" if self.is_required else "tools"
         try:
@@ -252,7 +255,7 @@ class Forced:
                 is_thinking=is_thinking,
                 one_call=one_call,
                 answer=answer,
-                budget=min(self.budget, max(max_tokens // 2, 1)),
+                num_thought=min(_CHARACTERS * self.budget, max(max_tokens // 2, 1)),
             )
             if text is not None:
                 return replace(Grammar.lark(text), field=param, warnings=(*warnings, *more))

@@ -31,6 +31,8 @@ _KINDS = {"tool_calls": CALL, **dict.fromkeys(("reasoning_content", "reasoning",
 _REMEDY = "Write it as Transformers' response templates are written."
 _FOLDER = Path(__file__).parent / "families"
 _NOTHING = r"(?!)"
+_NO_JSON = r"[^-+.\d\seE,:{}\[\]\"truefalsn]|\[(?=[A-Z])"
+"""Characters that JSON has in strings alone, and the beginning of a mark."""
 _OF_CONTENT = re.compile(r'\{"name": "\{content\.(\w+)\}", "arguments": "\{content\.(\w+)\}"\}')
 _PLACEHOLDER = re.compile(r"\{(\w+(?:\.\w+)*)\}")
 _CONSTANTS = {"True": True, "true": True, "False": False, "false": False, "None": None, "null": None}
@@ -73,15 +75,34 @@ def _tags(text: str, args: Mapping[str, Any]) -> dict[str, str]:
     return dict(zip(map(str.strip, tags.captures("key")), tags.captures("value"), strict=True))
 
 
+_PYTHON_NAMES = regex.compile(
+    r"(?P<quote>\"{3}|'{3}|[\"'])(?>\\.|(?!(?P=quote)).)*+(?P=quote)"
+    r"|(?<![^\s()\[\]{},=\"'\\])(?P<name>[^\s()\[\]{},=\"'\\]++)(?=\s*+[(=])",
+    regex.DOTALL,
+)
+"""Strings, and names of calls and of their arguments."""
+
+
 def _python_calls(text: str, args: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Parse `[name(key="value", ...), ...]`, whose values are literals."""
-    tree = ast.parse(text.strip(), mode="eval").body
+    """Parse `[name(key="value", ...), ...]`, whose values are literals. Names and keys may be no identifiers."""
+    names: list[str] = []
+
+    def as_identifier(match: regex.Match[str]) -> str:
+        if match["name"] is None:
+            return str(match[0])
+        names.append(match["name"])
+        return f"_{len(names) - 1}"
+
+    tree = ast.parse(_PYTHON_NAMES.sub(as_identifier, text.strip()), mode="eval").body
     found = []
     for call in tree.elts if isinstance(tree, ast.List) else [tree]:
         if not isinstance(call, ast.Call) or call.args:
             raise ValueError("it is no call with named arguments")
-        arguments = {str(word.arg): ast.literal_eval(_Constants().visit(word.value)) for word in call.keywords}
-        found.append({"name": ast.unparse(call.func), "arguments": arguments})
+        keys = [names[int(str(word.arg)[1:])] for word in call.keywords]
+        values = [ast.literal_eval(_Constants().visit(word.value)) for word in call.keywords]
+        found.append(
+            {"name": names[int(ast.unparse(call.func)[1:])], "arguments": dict(zip(keys, values, strict=True))}
+        )
     return found
 
 
@@ -160,8 +181,8 @@ class Region:
         kind: CALL, REASONING or CONTENT.
         opens: a pattern; empty for what is outside of other regions.
         closes: a pattern, which matches nothing if the region ends with its JSON, or with the answer.
-        inside: what is looked for within it: a group `_close`, and in calls a group `_json` of what opens a string and
-            of the structure of plain JSON.
+        inside: what is looked for within it: a group `_close`, in calls a group `_json` of what opens a string and of
+            the structure of plain JSON, and in those of offered tools `_break`, what JSON has in strings alone.
         strings: what opens a string of a call, within which marks are text, and a group `_string` of what ends it.
         field: the field itself.
         is_json: whether it holds plain JSON, which is followed while it grows.
@@ -192,11 +213,13 @@ class Region:
         closes = _pattern(field, "close") or _NOTHING
         strings = _strings(content, args) if kind == CALL else {}
         structure = "|".join([*strings, *([r"[{}\[\]]"] if is_json else [])]) or _NOTHING
-        inside = regex.compile(f"(?P<_close>{closes})|(?P<_json>{structure})", regex.DOTALL)
+        breaks = _NO_JSON if is_json and field.get("offered") else _NOTHING
+        inside = regex.compile(f"(?P<_break>{breaks})|(?P<_close>{closes})|(?P<_json>{structure})", regex.DOTALL)
         ends = [regex.compile(f"(?P<_string>{end})", regex.DOTALL) for end in strings.values()]
         pairs = tuple(zip(map(regex.compile, strings), ends, strict=True))
         is_named = function == {"name": "{name}", "arguments": "{content}"}
-        return cls(kind, _pattern(field, "open"), closes, inside, pairs, field, is_json, is_named, _head(function))
+        head = None if field.get("offered") else _head(function)  # these may turn out to be none as they end
+        return cls(kind, _pattern(field, "open"), closes, inside, pairs, field, is_json, is_named, head)
 
     @property
     def needs_close(self) -> bool:

@@ -23,8 +23,8 @@ _TAIL = 200
 """Characters at a prompt's end within which it may open thinking, where the anchor is not found."""
 _SHORT = 64
 """Characters that may be searched again with each piece of an answer."""
-_BEHIND = regex.compile(r"\s*+(```(?![\w-])|</[a-z_]{2,20}>)")
-"""What ends the fence or the tag that stands around a call."""
+_BEHIND = regex.compile(r"(?:\s*+[}\]])*+\s*+(```(?![\w-])|</[a-z_]{2,20}>)")
+"""What ends the fence or the tag that stands around a call, perhaps behind braces too many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +76,20 @@ class _Call:
     id: str = ""
     pieces: list[str] = field(default_factory=list)
 
+    def is_broken_by(self, mark: str) -> bool:
+        """Return whether what opens a part of JSON, outside of strings, shows that a region of offered calls is none:
+        nothing but a comma, a colon or what opens a part comes before it."""
+        if not self.region.is_offered or mark not in '{["':
+            return False
+        return next((text[-1] for piece in reversed(self.body) if (text := piece.rstrip())), ",") not in "{[,:"
+
 
 class ResponseParser:
     """Splits one answer.
 
-    A call's name and arguments are given as soon as they are certain to be such. If the call is not closed, or turns
-    out to be none, all of its text is content: then it is not among the calls of the message, though pieces were given.
+    A call's name and arguments are given as soon as they are certain to be such; those of calls that must be of tools
+    that were offered when their JSON is whole. If a call is not closed, or turns out to be none, all of its text is
+    content: then it is not among the calls of the message, though pieces were given.
 
     Args:
         form: how the model writes.
@@ -191,7 +199,7 @@ class ResponseParser:
         self._pass(self._buffer[self._at :])
         if self._call is not None:
             self._finish("", may_be_whole=not self._call.region.needs_close)
-        elif not self._is_edge:
+        if not self._is_edge:
             self._emit(self.kind, "".join(self._spaces[self.kind]))
         content, self.reasoning = ("".join(self._texts[kind]) for kind in (CONTENT, REASONING))
         self.content = content if content or not self.calls else None
@@ -216,6 +224,9 @@ class ResponseParser:
         if opened is not None and opened.is_offered and name and name not in self._schemas:
             self._at = max(match.end(), stop + 1)
             self._pass(self._buffer[stop : self._at])
+            return True
+        if call is not None and (mark == "_break" or (mark == "_json" and call.is_broken_by(match[0]))):
+            self._finish("")  # what comes is read anew
             return True
         self._at = match.end()
         self._num_owed = 0
@@ -295,8 +306,7 @@ class ResponseParser:
         begins = mark == "{" and call.is_sought and call.depth == (not call.region.is_named)
         if begins and not call.is_broken:  # what follows are arguments if it is certain that it is an object of them
             call.is_sought = False
-            head = call.region.head and call.region.head.fullmatch("".join(call.body))
-            if head and (not call.region.is_offered or head[1] in self._schemas):
+            if head := call.region.head and call.region.head.fullmatch("".join(call.body)):
                 self._begin(call, head[1])
             call.is_streaming = call.index >= 0
         ends = (ends for opens, ends in call.region.strings if opens.fullmatch(mark))
@@ -337,8 +347,9 @@ class ResponseParser:
             with suppress(*ERRORS):
                 calls = list(call.region.calls("".join(call.body), call.captures, self._schemas))
         if not calls:
-            self._emit(CONTENT, "".join([*self._spaces[CONTENT], call.opened, *call.body, mark]))
-            self._spaces[CONTENT] = []
+            text = "".join([call.opened, *call.body, mark])
+            self._emit(CONTENT, "".join(self._spaces[CONTENT]) + text.rstrip())
+            self._spaces[CONTENT] = [text[len(text.rstrip()) :]]
             self._is_edge = False
         elif call.region.is_offered:
             self._around = call.opened.strip() or self._around

@@ -29,8 +29,7 @@ from forerun.server.options import ServerOptions
 from forerun.server.protocol.bodies import Body, Messages, TokenIds, validated
 from forerun.server.protocol.errors import failure_fields
 from forerun.server.protocol.messages_api import CountBody
-from forerun.server.protocol.requests import MESSAGES_URL, Tools, check_template_options, with_read_calls
-from forerun.server.protocol.responses_api import RESPONSES_URL
+from forerun.server.protocol.requests import MESSAGES_URL, RESPONSES_URL, Tools, check_template_options, with_read_calls
 from forerun.server.protocol.without_effect import IGNORED_HEADER, offered_tools
 from forerun.server.service import Service
 from forerun.utils.library_tokenizer import LibraryTokenizer

@@ -34,11 +34,12 @@ from forerun.server.protocol.requests import (
     MESSAGES_URL,
     OLLAMA_CHAT_URL,
     OLLAMA_GENERATE_URL,
+    RESPONSES_URL,
     ChatBody,
     CompletionBody,
     CompletionRequest,
 )
-from forerun.server.protocol.responses_api import RESPONSES_URL, ResponseBody, ResponseEvents
+from forerun.server.protocol.responses_api import ResponseBody, ResponseEvents
 from forerun.server.service import Service, while_connected
 
 KEEP_ALIVE = 10.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -10,7 +11,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from family_answers import CASES, called, form, joined, read
-from forerun.chat.response_parser import ResponseParser
+from forerun.chat.response_parser import Delta, ResponseParser
 from fuzzing import examples
 
 
@@ -37,12 +38,17 @@ TOOLS = [
 ]
 PARIS = ("get_weather", {"city": "Paris", "unit": "celsius"})
 ROME = ("get_weather", {"city": "Rome", "unit": "celsius"})
+OPEN_NOW = '{"name": "current_time", "arguments": {}'
 NOW: tuple[str, dict[str, Any]] = ("current_time", {})
 CODE = "Here is the function:\n\n```python\ndef add(a, b):\n    return {a: b}\n```\n\nIt adds two numbers."
 
 
 def fenced(name: str, arguments: Any, indent: int = 2, language: str = "json") -> str:
     return f"```{language}\n{json.dumps({'name': name, 'arguments': arguments}, indent=indent)}\n```"
+
+
+def as_json(call: tuple[str, dict[str, Any]]) -> dict[str, Any]:
+    return {"name": call[0], "arguments": call[1]}
 
 
 TEXTS = {
@@ -146,12 +152,41 @@ TEXTS = {
     "in a sentence": Written("hermes", shown := 'Use `{"name": "current_time", "arguments": {}}`.', [], shown),
     "not closed": Written("hermes", shown := '```json\n{"name": "read_file", "arguments": {"path": "a"}', [], shown),
     "no JSON": Written("hermes", shown := '```json\n{"name": "read_file", "arguments": {"path": a}}\n```\n', [], shown),
+    # a call that is no JSON costs nothing of what comes behind it
+    "not closed, then a call": Written(
+        "hermes",
+        f"{OPEN_NOW}\n<tool_call>\n{json.dumps(as_json(PARIS))}\n</tool_call>",
+        [PARIS],
+        OPEN_NOW,
+    ),
+    "not closed, then a bare call": Written("hermes", f"{OPEN_NOW}\n{json.dumps(as_json(PARIS))}", [PARIS], OPEN_NOW),
+    "not closed, then a fence": Written(
+        "lfm2", f"```json\n{OPEN_NOW}\n```\n\n{fenced(*PARIS)}", [PARIS], f"```json\n{OPEN_NOW}\n```"
+    ),
+    "not closed, then a mark": Written(
+        "lfm2", f"{OPEN_NOW},\n<|tool_call_start|>[current_time()]<|tool_call_end|>", [NOW], f"{OPEN_NOW},"
+    ),
+    "not closed, then a bracket": Written(
+        "mistral", f"{OPEN_NOW},\n[TOOL_CALLS]current_time[ARGS]{{}}", [NOW], f"{OPEN_NOW},"
+    ),
+    "not closed, then XML": Written(
+        "qwen3-coder", f"{OPEN_NOW}\n<tool_call>\n<function=current_time>\n</function>\n</tool_call>", [NOW], OPEN_NOW
+    ),
+    "not closed in a fence": Written("hermes", shown := f"```json\n{OPEN_NOW}\n```\nNow I will wait.", [], shown),
+    "a comma at its end": Written("hermes", shown := f"```json\n{OPEN_NOW},}}\n```\nNow I will wait.", [], shown),
+    "described": Written("hermes", shown := f'{OPEN_NOW}, "description": "d"}}\nNow I will wait.', [], shown),
+    "not closed, llama": Written("llama3", shown := '{"name": "current_time", "parameters": {}\nIt is one.', [], shown),
+    "a brace too many": Written("hermes", f"```json\n{OPEN_NOW}}}}}\n```\nDone.", [NOW], "Done."),
     "half a fence": Written("hermes", shown := "Text.\n\n  ```json\n  {\n", [], shown),
     "arguments are a list": Written("hermes", shown := '{"name": "read_file", "arguments": ["a"]}', [], shown),
     "arguments as text": Written(
         "hermes", '{"name": "read_file", "arguments": "{\\"path\\": \\"a\\"}"}', [("read_file", {"path": "a"})]
     ),
 }
+
+
+def announced(deltas: Iterable[Delta]) -> list[str]:
+    return [delta.name for delta in deltas if delta.name]
 
 
 @pytest.mark.parametrize("name", TEXTS)
@@ -165,17 +200,18 @@ def test_calls_that_models_write_beside_their_format(name: str) -> None:
     assert (joined(streamed[0]), streamed[1]) == (joined(whole[0]), whole[1])
     said = joined(streamed[0]).get(("content", 0), "")
     assert said.rstrip() == (content or "").rstrip()  # nothing of a call was sent as text
+    assert announced(streamed[0]) == [call["function"]["name"] for call in whole[1].tool_calls]
     assert read(case, [written.text], [])[1].content == written.text  # without tools
 
 
 def test_what_a_stream_holds_back() -> None:
-    """Text is held back while it may be the beginning of a call, and arguments come while they are written."""
+    """Text is held back while it may be the beginning of a call, and so is a call until its JSON is whole."""
     case = CASES["hermes"]._replace(prompt="")
     call, other = fenced(*PARIS), fenced("add", {"a": 2})
     for text, pushed, kind, told in (
         (f"Well.\n{call}", "Well.\n```json", "content", "Well."),
-        (call, '```json\n{\n  "name": "get_weather"', "tool_call", None),
-        (call, '```json\n{\n  "name": "get_weather",\n  "arguments": {\n', "tool_call", "{\n"),
+        (call, call.removesuffix("}\n```"), "tool_call", None),
+        (call, call.removesuffix("```"), "tool_call", json.dumps(PARIS[1])),
         (other, '```json\n{\n  "name": "add"', "content", '```json\n{\n  "name": "add"'),
         ("```json\n[1, 2]\n```", "```json\n[1", "content", "```json\n[1"),
         ('{"name": 3}', '{"name": 3', "content", '{"name": 3'),
@@ -210,4 +246,10 @@ def test_cuts_change_nothing_of_what_only_looks_like_calls(pieces: list[str], pl
         whole = read(case, [text], TOOLS)
         for cuts in (text, [text[begin:end] for begin, end in pairwise(bounds)]):
             found = read(case, cuts, TOOLS)
-            assert (joined(found[0]), found[1]) == (joined(whole[0]), whole[1])
+            told = joined(found[0])
+            assert (told, found[1]) == (joined(whole[0]), whole[1])
+            assert told.pop(("content", 0), "") == (found[1].content or "")
+            if "<tool_call>" not in text:  # a call of the family's own format is told while it is written
+                told.pop(("reasoning", 0), "")
+                functions = [(each["id"], each["function"]) for each in found[1].tool_calls]
+                assert [*told.values()] == [f"{each['name']} {name} {each['arguments']}" for name, each in functions]

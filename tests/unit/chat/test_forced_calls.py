@@ -121,11 +121,20 @@ def test_thinking_ends_before_a_call(tokenizer: Any) -> None:
 @pytest.mark.parametrize("name", ["hermes", "harmony"])
 def test_thinking_before_a_required_call_ends_with_its_budget(name: str, tokenizer: Any) -> None:
     special, call, thought = special_of(tokenizer), WRITTEN[name], THOUGHTS[name].replace("Hm.", "a" * 30)
-    for budget, fits in ((11, True), (9, False)):  # of three characters a token, line breaks too
-        grammar = call_grammar(form(CASES[name].written), TOOLS, special, budget=budget)
+    for length, fits in ((33, True), (27, False)):  # line breaks count, too
+        grammar = call_grammar(form(CASES[name].written), TOOLS, special, num_thought=length)
         assert follows(tokenizer, grammar, thought + call) == fits
-    free = call_grammar(form(CASES[name].written), TOOLS, special, budget=1, is_required=False)
+    free = call_grammar(form(CASES[name].written), TOOLS, special, num_thought=1, is_required=False)
     assert follows(tokenizer, free, thought + call)
+
+
+def test_thinking_leaves_half_of_the_tokens_for_a_call(tokenizer: Any) -> None:
+    """Whatever the script: of some, a token has one character."""
+    call, written, grammars = WRITTEN["hermes"], form(CASES["hermes"].written), Grammars(tokenizer, "m", len(tokenizer))
+    for budget, fits in ((10, 30), (99, 50)):
+        made = Forced(budget=budget).grammar(written, TOOLS, grammars, True, False, 100).text
+        assert follows(tokenizer, made, "想" * fits + f"</think>{call}")
+        assert not follows(tokenizer, made, "想" * (fits + 1) + f"</think>{call}")
 
 
 @pytest.mark.parametrize("name", WRITTEN)
@@ -182,6 +191,17 @@ def test_several_calls_and_optional_arguments() -> None:
         assert follows(tokenizer, grammar, f"<|tool_call_start|>[f({arguments})]<|tool_call_end|>"), arguments
     for arguments in ("a=1,", 'b="x", a=1', "a=x", "d=1", "a=1 b=2"):
         assert not follows(tokenizer, grammar, f"<|tool_call_start|>[f({arguments})]<|tool_call_end|>"), arguments
+
+
+@pytest.mark.parametrize("name", ["qwen3-coder", "glm", "gemma4", "lfm2", "hermes"])
+def test_schemas_that_are_true_or_false(name: str) -> None:
+    """A property may be anything, or must not be there."""
+    tokenizer, call = byte_level(), WRITTEN[name].replace('"Paris"', '["Paris"]').replace('<|"|>Paris<|"|>', '"a"')
+    schema = {"type": "object", "properties": {"city": True, "days": {"type": "integer"}, "unit": False}}
+    tools = [{"type": "function", "function": {"name": "weather", "parameters": schema}}]
+    grammars = Grammars(tokenizer, "m", len(tokenizer))
+    made = Forced("weather").grammar(form(CASES[name].written), tools, grammars, False, False, 99).text
+    assert follows(tokenizer, made, call) and not follows(tokenizer, made, call.replace("days", "unit"))
 
 
 def test_formats_of_arguments_are_told() -> None:

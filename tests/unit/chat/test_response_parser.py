@@ -153,6 +153,16 @@ def test_where_a_string_ends(name: str) -> None:
         assert message.content is None
 
 
+@pytest.mark.parametrize("name", ["get-weather", "files/read", "import", "2nd", "a.b", "weather"])
+def test_names_that_are_none_of_pythons(name: str) -> None:
+    tools = [{"type": "function", "function": {"name": name}}]
+    given = {"from": "a-b(c=1), d(", "max-days": 3, "city": "x\"'y-z(", "all": [True, {"k-k=": None}]}
+    arguments = 'from="a-b(c=1), d(", max-days=3, city=\'x"\\\'y-z(\', all=[True, {"k-k=": None}]'
+    text = f"Sure.<|tool_call_start|>[{name}({arguments}), {name}()]<|tool_call_end|>"
+    for pieces in ([text], text):
+        assert called(read(CASES["lfm2"], pieces, tools)[1]) == [(name, given), (name, {})]
+
+
 def test_thinking_that_never_ends() -> None:
     deltas, message = read(CASES["thinking"], "Hm. <tool_call>{} \n")
     assert message == ParsedMessage("", "Hm. <tool_call>{} \n", []) and len(deltas) > 3

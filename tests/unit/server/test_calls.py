@@ -325,6 +325,36 @@ def test_calls_or_an_answer_by_a_schema() -> None:
         assert choice["usage"]["completion_tokens"] < 100  # of the only call
 
 
+def test_ollamas_chat_has_the_calls_of_others() -> None:
+    """Schemas, formats beside tools, and what the body says of calls hold in each API, or are refused."""
+    pytest.importorskip("llguidance")
+    call = '<tool_call>\n{"name": "weather", "arguments": {"city": "a", "days": 1}}\n</tool_call>'
+    town = call.replace("city", "town")
+    strict = [{"type": "function", "function": {**WEATHER, "strict": True}}]
+    options = {"stream": False, "options": {"num_predict": 300, "temperature": 0}, "temperature": None}
+
+    def made(client: httpx.Client, **fields: Any) -> list[tuple[str, Any]]:
+        message = answered(client, "/api/chat", **options, **fields)["message"]
+        return [(each["function"]["name"], each["function"]["arguments"]) for each in message.get("tool_calls", ())]
+
+    weather = ("weather", {"city": "a", "days": 1})
+    with written("hermes", f"{call}\n{call}") as client:
+        assert made(client, tools=FUNCTIONS) == [weather] * 2
+        assert made(client, tools=FUNCTIONS, format={"type": "object"}) == [weather] * 2
+        assert made(client, tools=FUNCTIONS, parallel_tool_calls=False) == [weather]
+        assert made(client, tools=FUNCTIONS, tool_choice="none") == []
+        tools = [{"name": each["name"], "input_schema": each["parameters"]} for each in (WEATHER,)]
+        for parallel, count in ((None, 2), (True, 2), (False, 1)):
+            fields = {"tools": tools, "parallel_tool_calls": parallel, "max_tokens": 300}
+            content = answered(client, "/v1/messages", **fields)["content"]
+            assert [block["type"] for block in content] == ["tool_use"] * count
+    with written("hermes", town) as client:
+        assert made(client, tools=FUNCTIONS)[0][1] == {"town": "a", "days": 1}
+        assert {*made(client, tools=strict)[0][1]} == {"city", "days"}
+    with written("hermes", "hello world!") as client:
+        assert made(client, tools=FUNCTIONS[1:], tool_choice="required")[0] == ("now", {})
+
+
 def test_bad_input() -> None:
     pytest.importorskip("llguidance")
     with written("hermes", "hello") as client:

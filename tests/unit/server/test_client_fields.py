@@ -5,15 +5,19 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
 
 from forerun.server.logs import LOGGER, TextFormatter
+from forerun.server.protocol.bodies import validated
+from forerun.server.protocol.ollama_api import OllamaChatBody
 from serving import until
 from written_answers import answered, written
 
+ASK = [{"role": "user", "content": "ls"}]
 HEADER = "x-forerun-ignored"
 CALL = '```json\n{"name": "exec_command", "arguments": {"cmd": "ls"}}\n```'
 COMMAND = {"type": "object", "properties": {"cmd": {"type": "string"}}, "required": ["cmd"]}
@@ -76,7 +80,8 @@ CLAUDE: dict[str, Any] = {
     "output_config": {"effort": "medium"},
     "stream": True,
 }
-CLAUDE_IGNORED = "context_management, thinking.display, tools.web_search, tools.text_editor, output_config.effort"
+CLAUDE_IGNORED = "context_management, thinking.display, tools.web_search, tools.text_editor, thinking, "
+CLAUDE_IGNORED += "output_config.effort"
 
 
 @pytest.fixture(scope="module")
@@ -127,6 +132,41 @@ def test_the_model_does_not_see_tools_that_are_left_out(client: httpx.Client) ->
     assert HEADER not in client.post("/v1/chat/completions", json=talk).headers
     only = client.post("/v1/chat/completions", json={**talk, "tools": others[1:]})
     assert only.json()["choices"][0]["message"]["content"] == CALL
+
+
+@pytest.mark.parametrize(
+    ("url", "fields", "told"),
+    [
+        ("/api/chat", {"messages": ASK, "think": True}, "think"),
+        ("/api/chat", {"messages": ASK, "think": False}, "think"),
+        ("/api/chat", {"messages": ASK, "think": "low"}, "think"),
+        ("/api/generate", {"prompt": "ls", "think": False}, "think"),
+        ("/api/generate", {"prompt": "ls", "raw": True, "think": True}, "think"),
+        ("/v1/messages", {"messages": ASK, "max_tokens": 9, "thinking": {"type": "disabled"}}, "thinking"),
+        (
+            "/v1/chat/completions",
+            {"messages": ASK, "chat_template_kwargs": {"enable_thinking": False}},
+            "chat_template_kwargs.enable_thinking",
+        ),
+    ],
+)
+def test_thinking_that_no_template_switches_is_told(
+    client: httpx.Client, url: str, fields: dict[str, Any], told: str
+) -> None:
+    response = client.post(url, json={**fields, "stream": False})
+    assert response.status_code == 200 and response.headers[HEADER] == told
+
+
+def test_a_field_of_thinking_is_read_if_the_template_reads_its_value() -> None:
+    for think, template, told in (
+        (True, "enable_thinking", []),
+        (True, "reasoning_effort", ["think"]),
+        ("low", "reasoning_effort", []),
+        ("low", "enable_thinking", ["think"]),
+        (None, "", []),
+    ):
+        request = validated(OllamaChatBody, {"messages": ASK, "think": think}).request(4096, {})
+        assert request.unread_by(SimpleNamespace(chat_template=f"{{{{ {template} }}}}")) == told
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {

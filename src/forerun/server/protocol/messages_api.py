@@ -119,6 +119,7 @@ class MessagesBody(GenerationBody):
     stop_sequences: Strings | None = None
     tools: Annotated[list[Annotated[CustomTool, WrapValidator(_take)]], Field(fail_fast=True)] | None = None
     tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
 
@@ -147,7 +148,7 @@ class MessagesBody(GenerationBody):
             template_options=self._template_options(),
             ending=self._ending(),
             tools=tools,
-            one_call=choice.disable_parallel_tool_use,
+            one_call=choice.disable_parallel_tool_use or self.parallel_tool_calls is False,
             forced=forced,
             ignored=(*self.ignored, *ignored_tools(self.tools), *(["thinking.budget_tokens"] if not_held else [])),
         )

@@ -33,12 +33,12 @@ from forerun.server.protocol.bodies import (
 from forerun.server.protocol.requests import (
     OLLAMA_CHAT_URL,
     OLLAMA_GENERATE_URL,
+    CallOptions,
     CompletionRequest,
-    Tools,
     with_effort,
     with_read_calls,
 )
-from forerun.server.protocol.without_effect import ignored_tools, offered_tools
+from forerun.server.protocol.without_effect import ignored_tools
 from forerun.utils.habits import hint, option_for
 from forerun.utils.json_file import described_value
 
@@ -303,7 +303,7 @@ class GenerateBody(_OllamaBody):
             "prompt",
             stream=self.stream is not False,
             template_options=self._template_options() if is_chat else {},
-            ignored=self.ignored,
+            ignored=[*self.ignored, *(["think"] if self.think is not None and not is_chat else [])],
         )
 
     def _check(self) -> None:
@@ -332,7 +332,7 @@ class GenerateBody(_OllamaBody):
         return Infill(self.prompt or "", self.suffix) if self.suffix else self.prompt or ""
 
 
-class OllamaChatBody(_OllamaBody):
+class OllamaChatBody(CallOptions, _OllamaBody):
     """The body of /api/chat."""
 
     messages: Annotated[list[OllamaMessage], Field(fail_fast=True)] | None = Field(
@@ -340,7 +340,6 @@ class OllamaChatBody(_OllamaBody):
         description="a list of messages, each with role and content, or with thinking, tool_calls and tool_name: only "
         "text is read, no images",
     )
-    tools: Tools | None = None
 
     def request(self, context_length: int, own: Mapping[str, Any], kept: object = None) -> CompletionRequest:
         """Return the request, without prompts if it only asks for the model to be loaded; arguments as of `ChatBody`.
@@ -349,15 +348,16 @@ class OllamaChatBody(_OllamaBody):
         """
         chat = chat_of(self.messages or ())
         goes_on = bool(chat) and chat[-1]["role"] == "assistant"
+        params = self._params(context_length, own)
         return CompletionRequest(
             OLLAMA_CHAT_URL,
             self.model,
             [chat] if chat else [],
-            self._params(context_length, own),
+            params,
+            **self.calls(params.grammar),
             stream=self.stream is not False,
             template_options=self._template_options(),
             ending={"continue_final_message": True} if goes_on else {},
-            tools=offered_tools(self.tools),
             ignored=[*self.ignored, *ignored_tools(self.tools)],
         )
 

@@ -14,7 +14,7 @@ from forerun.chat.infill import Infill
 from forerun.chat.messages import read_calls
 from forerun.chat.response_format import CALL, REASONING, ResponseFormat
 from forerun.chat.response_parser import ResponseParser
-from forerun.config import MAX_TOP_LOGPROBS, SamplingParams
+from forerun.config import MAX_TOP_LOGPROBS, Grammar, SamplingParams
 from forerun.engine import LLM
 from forerun.engine.chat_template import Prompt, encode
 from forerun.engine.request_checks import naming_prompt
@@ -40,16 +40,21 @@ from forerun.server.protocol.without_effect import check_choice, ignored_tools, 
 CHAT_URL = "/v1/chat/completions"
 COMPLETIONS_URL = "/v1/completions"
 MESSAGES_URL = "/v1/messages"
+RESPONSES_URL = "/v1/responses"
 OLLAMA_GENERATE_URL = "/api/generate"
 OLLAMA_CHAT_URL = "/api/chat"
 INFILL_URL = "/infill"
-_EFFORTS = {
-    CHAT_URL: "reasoning_effort",
-    MESSAGES_URL: "output_config.effort",
-    OLLAMA_GENERATE_URL: "think",
-    OLLAMA_CHAT_URL: "think",
+_OF_THINKING = {
+    "enable_thinking": {MESSAGES_URL: "thinking", OLLAMA_GENERATE_URL: "think", OLLAMA_CHAT_URL: "think"},
+    "reasoning_effort": {
+        CHAT_URL: "reasoning_effort",
+        MESSAGES_URL: "output_config.effort",
+        RESPONSES_URL: "reasoning.effort",
+        OLLAMA_GENERATE_URL: "think",
+        OLLAMA_CHAT_URL: "think",
+    },
 }
-"""The field of bodies that says how much the model thinks."""
+"""Variables of chat templates: whether, and how much, the model thinks; and the fields of bodies that say so."""
 DEFAULT_COMPLETION_TOKENS = 16
 """max_tokens of a completion that does not say, as OpenAI's. Of a chat it is what the context holds."""
 _OF_RENDERING = frozenset(
@@ -168,10 +173,14 @@ class CompletionRequest:
         return isinstance(first, list) and bool(first) and isinstance(first[0], Mapping)
 
     def unread_by(self, tokenizer: Any) -> list[str]:
-        """Return what was ignored, with an effort that the model's chat template does not read."""
-        is_read = "reasoning_effort" in str(getattr(tokenizer, "chat_template", ""))
-        is_given = "reasoning_effort" in self.template_options
-        return [*self.ignored, *([_EFFORTS.get(self.url, "reasoning.effort")] if is_given and not is_read else [])]
+        """Return what was ignored, with what is said of thinking that the model's chat template does not read."""
+        template = str(getattr(tokenizer, "chat_template", ""))
+        asked = {  # of a field that says both, the last counts: how much
+            fields.get(self.url, f"chat_template_kwargs.{variable}"): variable
+            for variable, fields in _OF_THINKING.items()
+            if variable in self.template_options
+        }
+        return [*self.ignored, *(field for field, variable in asked.items() if variable not in template)]
 
     def requests(self, llm: LLM, texts: ModelTexts, flow: Hashable = None) -> list[Request]:
         """Return the engine's request of each prompt, which is tokenized and checked.
@@ -384,7 +393,33 @@ def with_read_calls(message: dict[str, Any], param: str = "messages") -> dict[st
     return {"content": None, **message, "tool_calls": calls} if calls else message
 
 
-class ChatBody(CompletionOptions):
+class CallOptions(BodyPart):
+    """The fields of a chat that say which functions may be called, and how."""
+
+    tools: Tools | None = None
+    tool_choice: Annotated[Literal["auto", "none", "required"] | ChosenTool | None, BeforeValidator(check_choice)] = (
+        Field(
+            None,
+            description='\'auto\', \'none\', \'required\', or {"type": "function", "function": {"name": ...}}',
+        )
+    )
+    parallel_tool_calls: bool | None = None
+
+    def calls(self, grammar: Grammar | None) -> dict[str, Any]:
+        """Return what they are of a CompletionRequest. grammar: of the answer. Raises RequestBodyError."""
+        choice = self.tool_choice
+        if choice not in (None, "none") and self.tools is None:
+            raise RequestBodyError("tool_choice needs tools. Give them, or leave it out.", param="tool_choice")
+        tools = () if choice == "none" else tuple(offered_tools(self.tools))
+        name = choice.function.name if isinstance(choice, ChosenTool) else None
+        return {
+            "tools": tools,
+            "one_call": self.parallel_tool_calls is False,
+            "forced": Forced.by(choice if isinstance(choice, str) else None, name, tools, grammar),
+        }
+
+
+class ChatBody(CallOptions, CompletionOptions):
     """The body of a chat."""
 
     messages: Messages
@@ -395,14 +430,6 @@ class ChatBody(CompletionOptions):
     continue_final_message: bool | None = None
     add_generation_prompt: bool | None = None
     reasoning_effort: str | None = None
-    tools: Tools | None = None
-    tool_choice: Annotated[Literal["auto", "none", "required"] | ChosenTool | None, BeforeValidator(check_choice)] = (
-        Field(
-            None,
-            description='\'auto\', \'none\', \'required\', or {"type": "function", "function": {"name": ...}}',
-        )
-    )
-    parallel_tool_calls: bool | None = None
 
     def request(self, context_length: int, own: Mapping[str, Any], kept: object = None) -> CompletionRequest:
         """Return the request. Raises RequestBodyError.
@@ -426,22 +453,15 @@ class ChatBody(CompletionOptions):
             logprobs=(self.top_logprobs or 0) if self.logprobs else None,
             prompt_logprobs=self.prompt_logprobs,
         )
-        choice = self.tool_choice
-        if choice not in (None, "none") and self.tools is None:
-            raise RequestBodyError("tool_choice needs tools. Give them, or leave it out.", param="tool_choice")
-        tools = () if self.tool_choice == "none" else tuple(offered_tools(self.tools))
-        name = choice.function.name if isinstance(choice, ChosenTool) else None
         return CompletionRequest(
             CHAT_URL,
             self.model,
             [list(map(with_read_calls, self.messages))],
             params,
             **self.common(),
+            **self.calls(params.grammar),
             template_options=with_effort(self.chat_template_kwargs, self.reasoning_effort),
             ending=self._ending(),
-            tools=tools,
-            one_call=self.parallel_tool_calls is False,
-            forced=Forced.by(choice if isinstance(choice, str) else None, name, tools, params.grammar),
             ignored=(*self.ignored, *ignored_tools(self.tools)),
         )
 

@@ -29,7 +29,7 @@ from forerun.server.protocol.bodies import (
     content_text,
     grammar_of,
 )
-from forerun.server.protocol.requests import CompletionRequest, with_effort, with_read_calls
+from forerun.server.protocol.requests import RESPONSES_URL, CompletionRequest, with_effort, with_read_calls
 from forerun.server.protocol.without_effect import (
     WITHOUT_EFFECT,
     check_choice,
@@ -38,7 +38,6 @@ from forerun.server.protocol.without_effect import (
     take_tool,
 )
 
-RESPONSES_URL = "/v1/responses"
 _ECHOED = ("instructions", "max_output_tokens", "metadata", "user", "safety_identifier", "prompt_cache_key")
 """Fields that the answer repeats."""
 
