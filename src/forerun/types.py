@@ -65,6 +65,9 @@ class Cache(Protocol):
             The positions that the cache holds now: a multiple of PAGE, below len(token_ids).
         """
 
+    def is_finite(self) -> bool:
+        """Return whether what is committed is free of NaN and infinity, as far as they reach later layers."""
+
     def publish(self, token_ids: Seq[int], tenant: str | None) -> None:
         """Let other caches adopt the whole pages of these tokens. token_ids[i] stands at committed position i.
 

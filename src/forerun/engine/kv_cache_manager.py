@@ -82,7 +82,7 @@ class KVCacheManager:
             if leader is not None and self._target.state_nbytes:  # states are shared at the borders of pages only
                 self.publish(leader)
             cache.adopt(sequence.token_ids, sequence.params.tenant)
-        if not sequence.num_output:
+        if not sequence.num_output and not state.stats.num_preemptions:  # else they may be what it has computed itself
             state.stats.num_cached_tokens = cache.length
 
     def chunk(self, state: SequenceState, most: int) -> int:
@@ -101,13 +101,16 @@ class KVCacheManager:
             cache.mark()
 
     def publish(self, state: SequenceState) -> None:
-        """Let other sequences adopt the keys and values of this one, once a token has been generated from them.
+        """Let other sequences adopt the keys and values of this one, also of a prompt that is computed in part.
 
-        Without a token, or with an error, they may hold NaN, and are not published.
+        Those of an error may hold NaN, and are not published; nor are those of a prompt, from which no token has shown
+        that they do not, unless they are looked through.
         """
         cache = state.cache
         sequence = state.sequence
-        if self.reuses and cache is not None and cache.length and sequence.num_output and state.error is None:
+        if not self.reuses or cache is None or not cache.length or state.error is not None:
+            return
+        if sequence.num_output or cache.is_finite():
             cache.publish(sequence.token_ids[: cache.length], sequence.params.tenant)
 
     def shortage(self) -> OutOfPagesError:

@@ -25,6 +25,10 @@ DELAY = 1.2
 """Factor on the duration of a step without prompts, by which prompts may lengthen a step."""
 DECAY = 0.8
 """Weight that earlier steps keep."""
+STALL = 0.15
+"""Seconds by which short prompts may lengthen a step beside answers that are watched: these come at reading speed."""
+OLDEST_PART = 4
+"""The oldest prompt has at least one row in so many, while shorter ones pass it."""
 ENOUGH_ROWS = 64
 """Rows of a step, from which on its duration shows the cost of a row, whatever the fixed cost."""
 LEAST_SHARE = 0.2
@@ -46,16 +50,36 @@ class PromptShare:
         self._fixed = 0.0  # seconds of a step, apart from its rows
         self._row = 0.0  # seconds that a row adds
 
-    def rows(self, num_answering: int, is_watched: bool) -> int:
+    @property
+    def _is_known(self) -> bool:
+        """Return whether costs are known, and may decide."""
+        return self._adaptive and self._fixed > 0 and self._row > 0
+
+    def rows(self, num_answering: int, is_watched: bool, *, is_short: bool = False) -> int:
         """Return the rows of prompts that the next step may hold.
 
         Args:
             num_answering: sequences that are being answered.
             is_watched: some answer is streamed.
+            is_short: the rows are of prompts that have no more than `MAX_ROWS` left, and so hold up answers for long
+                only where many come.
         """
-        if not (self._adaptive and is_watched and self._fixed and self._row):
+        if not (self._is_known and is_watched):
             return MAX_ROWS
-        return min(max(int(DELAY * (self._fixed / self._row + num_answering)), MIN_ROWS), MAX_ROWS)
+        seconds = DELAY * (self._fixed + self._row * num_answering)
+        seconds = max(seconds, STALL) if is_short else seconds
+        return min(max(int(seconds / self._row), MIN_ROWS), MAX_ROWS)
+
+    def ends_before(self, num_rows: int, num_ahead: int, num_left: int) -> bool:
+        """Return whether the first tokens of prompts come sooner in the mean if a step ends before further rows.
+
+        These rows delay the prompts ahead by what they cost; without them, those left wait for another step's start.
+
+        Args:
+            num_ahead: prompts of which the step holds rows already.
+            num_left: prompts that it does not hold yet.
+        """
+        return self._is_known and num_ahead * num_rows * self._row > num_left * self._fixed
 
     def observe(self, stats: StepStats) -> None:
         """Learn from a step's duration."""
@@ -291,8 +315,7 @@ class Scheduler:
             left = self._pool.num_available - sum([state.pages_wanted(1) for state in ready])
         turns: list[tuple[SequenceState, int]] = []
         if len(ready) < len(self.running):
-            rows = self.share.rows(len(ready), any(state.request.stream for state in ready))
-            turns = self._prompts(rows, left)
+            turns = self._prompts(ready, left)
         left -= sum([state.pages_wanted(num_scheduled_tokens) for state, num_scheduled_tokens in turns])
         if policy is None or not ready:
             return Schedule([*turns, *((state, 1) for state in ready)], [], DraftPlan([]))
@@ -303,26 +326,61 @@ class Scheduler:
             plan = plan if self._pool is None else _limit_to_pages(plan, ready, left)
         return Schedule(turns, ready, plan)
 
-    def _prompts(self, rows: int, pages: float) -> list[tuple[SequenceState, int]]:
-        """Return the next chunks of prompts, as far as rows and pages suffice. Scopes take turns; within one, higher
-        priority comes first, then a flow's second sequence after the first of every other."""
-        turns = []
-        states = sorted(self.running, key=attrgetter("sequence.id"))
-        states.sort(key=attrgetter("request.params.priority"), reverse=True)
-        places = _places(states, lambda state: (state.request.scope, state.request.flow))
-        states.sort(key=lambda state: (-state.request.params.priority, places[state]))
-        places = _places(states, lambda state: state.request.scope)
-        for state in sorted(states, key=lambda state: (places[state], state.sequence.id)):
-            if state.num_uncomputed_tokens == 1 or rows == 0:
-                continue
-            num_tokens = self._memory.chunk(state, min(state.num_uncomputed_tokens, self._chunk, rows))
+    def _prompts(self, ready: Seq[SequenceState], pages: float) -> list[tuple[SequenceState, int]]:
+        """Return the next chunks of prompts beside the sequences that are being answered, as far as rows and pages
+        suffice. The order is that of `_by_turn`, but some rows are kept for the oldest prompt, so that it is computed
+        however many shorter ones come."""
+        turns: list[tuple[SequenceState, int]] = []
+        states = self._by_turn()
+        is_watched = any(state.request.stream for state in ready)
+        may_end = any(state.request.stream for state in states)
+        oldest = self._oldest(states)
+        kept = 0
+        if states[0] is not oldest:
+            kept = self.share.rows(len(ready), is_watched, is_short=True) // OLDEST_PART
+            states.remove(oldest)
+            states.append(oldest)
+        taken = 0
+        for place, state in enumerate(states):
+            is_short = state.num_uncomputed_tokens <= MAX_ROWS
+            most = self.share.rows(len(ready), is_watched, is_short=is_short) - taken - kept
+            least = 0
+            if kept and state is oldest:
+                least = min(kept, max(taken // (OLDEST_PART - 1), MIN_ROWS))
+                most = max(most + kept, least)
+            most = min(state.num_uncomputed_tokens, self._chunk, most)
+            if turns and may_end and self.share.ends_before(most, len(turns), len(states) - place):
+                most = min(most, least)
+            num_tokens = self._memory.chunk(state, most) if most > 0 else 0
             while num_tokens and state.pages_wanted(num_tokens) > pages:
                 num_tokens //= 2
             if num_tokens:
                 pages -= state.pages_wanted(num_tokens)
-                rows -= num_tokens
+                taken += num_tokens
                 turns.append((state, num_tokens))
         return turns
+
+    def _by_turn(self) -> list[SequenceState]:
+        """Return the sequences within their prompts. Scopes take turns; within one, higher priority comes first, then a
+        flow's second sequence after the first of every other. Among equals, fewest tokens are left to compute for the
+        first, so that the mean time to the first token is the least."""
+        states = sorted(self.running, key=lambda state: (state.num_uncomputed_tokens, state.sequence.id))
+        rests = {state: place for place, state in enumerate(states)}
+        states.sort(key=attrgetter("request.params.priority"), reverse=True)
+        places = _places(states, lambda state: (state.request.scope, state.request.flow))
+        states.sort(key=lambda state: (-state.request.params.priority, places[state]))
+        places = _places(states, lambda state: state.request.scope)
+        states.sort(key=lambda state: (places[state], rests[state]))
+        return [state for state in states if state.num_uncomputed_tokens > 1]
+
+    def _oldest(self, states: Seq[SequenceState]) -> SequenceState:
+        """Return the sequence that came first of those above which their scope has no priority."""
+        highest: dict[Hashable, int] = {}
+        for state in states:
+            scope, priority = state.request.scope, state.request.params.priority
+            highest[scope] = max(highest.get(scope, priority), priority)
+        first = [state for state in states if state.request.params.priority == highest[state.request.scope]]
+        return min(first, key=attrgetter("sequence.id"))
 
     def _ranks(self) -> dict[SequenceState, tuple[int, int]]:
         """Return the rank of every running sequence."""

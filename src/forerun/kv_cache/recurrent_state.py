@@ -102,6 +102,10 @@ class RecurrentState(ABC):
         """Take over a state that another sequence of the model has saved."""
 
     @abstractmethod
+    def is_finite(self) -> bool:
+        """Return whether the state after the committed tokens is free of NaN and infinity."""
+
+    @abstractmethod
     def _commit(self, rows: Sequence[int]) -> None:
         """Keep the rows that are committed together, and of those behind them these."""
 
@@ -149,6 +153,10 @@ class RowStates(RecurrentState):
     def restore(self, saved: Saved) -> None:
         """Take over a saved state (`RecurrentState.restore`)."""
         self.committed = dict(saved)
+
+    def is_finite(self) -> bool:
+        """Return whether the committed state is finite (`RecurrentState.is_finite`)."""
+        return all(bool(part.isfinite().all()) for state in self.committed.values() for part in state)
 
     def _commit(self, rows: Sequence[int]) -> None:
         last = rows[-1] + self.num_whole if rows else self.num_whole - 1
@@ -275,6 +283,10 @@ class RecordedState(RecurrentState):
         self._records = records
         self._pending = _Pending(np.arange(len(slots), dtype=np.int32), self._pending.folded)
         return len(slots)
+
+    def is_finite(self) -> bool:
+        """Return whether the committed state is finite (`RecurrentState.is_finite`)."""
+        return all(bool(part.isfinite().all()) for part in self.saved())
 
     def _commit(self, rows: Sequence[int]) -> None:
         earlier = self._unfolded()

@@ -169,6 +169,16 @@ class SequenceCache(ABC):
             self.state.restore(saved)
         return self.length
 
+    def is_finite(self) -> bool:
+        """Return whether the committed positions are finite, see `types.Cache.is_finite`.
+
+        A row that is not finite in any layer is not in the last one either: residuals carry NaN on.
+        """
+        if self.state is not None and not self.state.is_finite():
+            return False
+        last = self.read(len(self.shapes) - 1) if self.shapes and self.length else ()
+        return all(bool(numbers[:, : self.length].isfinite().all()) for numbers in last)
+
     def publish(self, token_ids: Sequence[int], tenant: str | None) -> None:
         """Publish whole pages, see `types.Cache.publish`."""
         end = min(len(token_ids), self.length) // PAGE
@@ -235,6 +245,10 @@ class Unpaged:
     def adopt(self, token_ids: Sequence[int], tenant: str | None) -> int:
         """Adopt nothing."""
         return 0
+
+    def is_finite(self) -> bool:
+        """Return False, as nothing is known of the numbers."""
+        return False
 
     def publish(self, token_ids: Sequence[int], tenant: str | None) -> None:
         """Publish nothing."""

@@ -92,6 +92,9 @@ class PooledCache(FakeCache):
             self.tokens = list(token_ids[:end])
         return self.length
 
+    def is_finite(self) -> bool:
+        return True
+
     def publish(self, token_ids: Seq[int], tenant: str | None) -> None:
         assert list(token_ids) == self.tokens[: len(token_ids)]
         for index in range(len(self.shared), len(token_ids) // PAGE):
