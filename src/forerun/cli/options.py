@@ -66,6 +66,8 @@ class LLMOptions(Checked):
         EngineConfig, "cache_memory", None, default_text="what the batch needs, at most half of the machine's"
     )
     prefix_reuse: str = option_like(EngineConfig, "prefix_reuse", AUTO, default_text=AUTO)
+    prompt_cache: str | None = option_like(EngineConfig, "prompt_cache", None, default_text="none")
+    prompt_cache_size: float | None = option_like(EngineConfig, "prompt_cache_size", None, default_text="8")
     dtype: str = option(DEFAULT_DTYPE, f"Number format of weights and cache: {', '.join(DTYPES)}.")
     device: str = option("cpu", f"Where to compute: {DEVICES}.")
     quantize: str | None = option(

@@ -238,6 +238,8 @@ class LLM(Closing, Hinted):
             weights; it is taken when it is needed.
         prefix_reuse: "on" keeps keys and values of prompts and answers for requests that begin alike, while memory
             suffices; "off" keeps none; "auto" does where the model is exact, so that it changes no bit.
+        prompt_cache: a folder of your own, in which these keys and values outlast this process; None: none does. Its
+            files stay when the prefix cache is reset. prompt_cache_size: GiB that they may take; None: 8.
         tokenizer: replaces the one beside the target; or the folder or id that it is beside.
         chat_template: a chat template in place of the model's: its text, or the path of its file.
         adapter: the folder of a PEFT LoRA adapter, merged into the target when it is loaded (extra `peft`). A tokenizer
@@ -282,6 +284,8 @@ class LLM(Closing, Hinted):
         prefill_chunk: int = PREFILL_CHUNK,
         cache_memory: float | None = None,
         prefix_reuse: str = AUTO,
+        prompt_cache: str | Path | None = None,
+        prompt_cache_size: float | None = None,
         tokenizer: Any = None,
         chat_template: str | Path | None = None,
         adapter: str | Path | None = None,
@@ -303,6 +307,8 @@ class LLM(Closing, Hinted):
             max_batch=max_batch,
             cache_memory=cache_memory,
             prefix_reuse=prefix_reuse,
+            prompt_cache=None if prompt_cache is None else str(prompt_cache),
+            prompt_cache_size=prompt_cache_size,
             acceptance=acceptance,
             seed=seed,
             num_draft_tokens=AUTO if num_draft_tokens is None else num_draft_tokens,
