@@ -209,7 +209,14 @@ class NativeDecoder(LayerRangeDecoder):
         with self.library.path.open("rb") as file:
             build = file_digest(file)
         versions = (__version__, torch.__version__, build, self.library.instructions)
-        facts = (*versions, machine.model(), *machine.features(), self.embedding_scale, self.spec, self.shapes)
+        facts = (
+            *versions,
+            machine.model(),
+            *machine.features(),
+            self.embedding_scale,
+            self.spec.embeddings,
+            self.shapes,
+        )
         return digest("\n".join([*weights, *map(str, facts)]).encode())
 
     @property
