@@ -107,7 +107,7 @@ class LLMOptions(Checked):
 
 LLM_TYPED = ("num_draft_tokens", "dtype", "device", "quantize", "kv_cache_dtype", "adapter")
 """Fields of LLMOptions with a flag in commands that generate; the others are keys of the configuration file."""
-OF_SERVERS = ("prefix_reuse", "tensor_parallel_size")
+OF_SERVERS = ("prefix_reuse", "prompt_cache", "prompt_cache_size", "tensor_parallel_size")
 """Fields of LLMOptions that `serve` alone has."""
 RAY_TYPED = ("ray", "replicas", "ray_address")
 DRAFTERS_HELP = "Drafters, with commas between them; with semicolons where their options hold commas outside quotes."

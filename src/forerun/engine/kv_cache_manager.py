@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from forerun.config import AUTO, ON, PROMPT_CACHE_SIZE, EngineConfig, MaxModelLen
 from forerun.drafters import Drafter
@@ -20,9 +21,11 @@ from forerun.engine.sequence import SequenceState
 from forerun.errors import ConfigError, OutOfPagesError
 from forerun.kernels.cpu.page_layout import PAGE
 from forerun.kv_cache import PagePool, SequenceCache
-from forerun.kv_cache.prompt_cache import PromptCache
 from forerun.models import LanguageModel
 from forerun.utils.machine import GIB
+
+if TYPE_CHECKING:
+    from forerun.kv_cache.prompt_cache import PromptCache
 
 
 def bound_memory(
@@ -72,6 +75,8 @@ class KVCacheManager:
 
     def _opened(self, folder: str, config: EngineConfig) -> PromptCache:
         """Open the prompt cache. Raises ConfigError as `PromptCache`, and where it cannot be of use."""
+        from forerun.kv_cache.prompt_cache import PromptCache
+
         target, pool = self._target, self._pool
         if not self.reuses:
             raise ConfigError(

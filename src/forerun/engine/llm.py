@@ -324,15 +324,12 @@ class LLM(Closing, Hinted):
         )
         if chat_template is not None:
             self.tokenizer = with_template(self.tokenizer, chat_template)
-        own_seed = None if seed is None else seed ^ _DRAFTER_SEED
-        binding = Binding(self.target, self.tokenizer, own_seed, prefix_reuse != OFF)
-        self._add_drafter(chosen, drafter, binding, config, max_model_len, num_draft_tokens is None)
+        self._add_drafter(chosen, drafter, config, max_model_len, num_draft_tokens is None)
 
     def _add_drafter(
         self,
         chosen: Chosen,
         given: Drafters,
-        binding: Binding,
         config: EngineConfig,
         max_model_len: MaxModelLen,
         takes_written: bool,
@@ -344,6 +341,8 @@ class LLM(Closing, Hinted):
         if chosen is not None:
             if config.num_draft_tokens == AUTO:
                 check_costs(self.target)
+            own_seed = None if config.seed is None else config.seed ^ _DRAFTER_SEED
+            binding = Binding(self.target, self.tokenizer, own_seed, config.prefix_reuse != OFF)
             chosen, self.drafter, written = _make_drafter(chosen, given, binding)
             self.drafter_name = str(chosen) if isinstance(chosen, (str, Path)) else type(chosen).__name__
             if takes_written and written is not None:
