@@ -18,6 +18,9 @@ ACCEPTANCE_SHARED_DECAY = 0.995
 """Weight that all sequences' earlier trials of a place keep when it is tried again."""
 ACCEPTANCE_WEIGHT = 4.0
 """Pseudo-trials of a place's prior."""
+ACCEPTANCE_RECORD_WEIGHT = 8.0
+"""The same where the drafter has a record: one rejected draft must not outweigh it, or the drafter is not tried again for
+hundreds of steps."""
 ACCEPTANCE_SEQUENCE_WEIGHT = 4.0
 """Pseudo-trials, accepted and rejected, of the prior that a sequence accepts as often as the others."""
 ACCEPTANCE_SEQUENCE_TRIALS = 4.0
@@ -147,7 +150,7 @@ class AcceptanceStats:
         self._num_seen += self._num_new
         self._num_new = 0
         places = min(places, self.size)
-        weight = ACCEPTANCE_WEIGHT
+        weight = ACCEPTANCE_RECORD_WEIGHT if self._prior else ACCEPTANCE_WEIGHT
         tried_by, accepted_by, open_by, drafted_by = self._now
         accepts = []
         drafts = []

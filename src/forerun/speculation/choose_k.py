@@ -34,7 +34,7 @@ HORIZON = 64
 """Tokens that are at least to come when drafting begins, as far as is assumed; else as many as came so far."""
 SHARE_PRIOR = 0.25
 """Share of a sequence's tokens that copies leave to the drafter, as is assumed first."""
-SHARE_WEIGHT = 8.0
+SHARE_WEIGHT = 16.0
 """Pseudo-tokens of that prior."""
 SHARE_MEMORY = 128
 """Tokens over which the share is averaged."""

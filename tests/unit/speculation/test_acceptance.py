@@ -72,8 +72,17 @@ def test_what_a_sequence_has_shown_fades_while_it_is_not_asked() -> None:
 def test_a_record_is_believed_until_trials_say_otherwise() -> None:
     acceptance = AcceptanceStats(prior=(0.3, 0.5))
     assert acceptance.expect("a", 3)[0] == pytest.approx([0.3, 0.15, 0.075])
-    feed(acceptance, "a", 0.9, 60)
+    feed(acceptance, "a", 0.9, 120)
     assert acceptance.expect("b", 1)[0][0] > 0.8
+
+
+def test_one_rejected_draft_does_not_outweigh_a_record() -> None:
+    """For its own sequence, and for the next one, a draft of four still promises more tokens than it costs."""
+    acceptance = AcceptanceStats(prior=(0.7, 0.87))
+    acceptance.observe("a", 4, 4, [])
+    assert 0.52 < acceptance.expect("a", 1)[0][0] < 0.65
+    acceptance.stop("a")
+    assert acceptance.expect("b", 1)[0][0] > 0.6
 
 
 def test_what_later_places_have_shown_stays_while_drafts_are_short() -> None:
