@@ -6,7 +6,6 @@ the same prompts. A restart is a new engine after the prefix cache is forgotten;
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

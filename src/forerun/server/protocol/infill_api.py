@@ -22,8 +22,6 @@ from forerun.server.protocol.answers import Asked, grammar_warnings, progress_co
 from forerun.server.protocol.bodies import Count, GenerationBody, Strings
 from forerun.server.protocol.requests import INFILL_URL, CompletionRequest, TextLimits
 
-_WITHOUT_EFFECT = frozenset(("cache_prompt", "id_slot", "t_max_prompt_ms", "timings_per_token", "n_keep"))
-"""Fields that change no text here, whatever their value."""
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "repeat_last_n": (0, 64),
     "dynatemp_range": (0,),
@@ -38,18 +36,6 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "lora": ([],),
 }
 """Fields of samplers that are not there, and their values without effect."""
-_OPTIONS: Mapping[str, Mapping[str, float]] = {
-    "top_k": {"top_k": 0},
-    "top_p": {"top_p": 1.0},
-    "min_p": {"min_p": 0.0},
-    "temperature": {"temperature": 1.0},
-    "penalties": {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0},
-}
-"""Names of samplers -> what stands for each where `samplers` leaves it out."""
-_SUREST = "infill"
-"""llama.cpp's sampler that drops all but the surest tokens. The most probable one is taken in its place; for several
-answers, those that are not much less probable."""
-_LEAST_OF_SUREST = 0.2
 
 
 class ExtraFile(TypedDict):
@@ -74,7 +60,6 @@ class InfillBody(GenerationBody):
     n_predict: Annotated[int, Field(ge=-1)] | None = None
     n_indent: Annotated[int, Field(ge=0)] | None = None
     t_max_predict_ms: float | None = None
-    samplers: Strings | None = None
     repeat_penalty: float | None = None
     response_fields: Strings | None = None
     return_tokens: bool | None = None
@@ -83,7 +68,7 @@ class InfillBody(GenerationBody):
         """Raise RequestBodyError for fields that would have an effect, and are none of the model's."""
         others = self.model_extra or {}
         for name in [*others]:
-            if name in _WITHOUT_EFFECT or others[name] in _NEUTRAL.get(name, ()):
+            if others[name] in _NEUTRAL.get(name, ()):
                 del others[name]
         super().check_others()
 
@@ -96,7 +81,7 @@ class InfillBody(GenerationBody):
             others["repetition_penalty"] = self.repeat_penalty
         if (self.seed or 0) < 0:
             others["seed"] = None
-        params = self.params(own, **others | self._by_samplers(others["n"]))
+        params = self.params(own, **others)
         extra = [(file.get("filename") or "tmp", file["text"]) for file in self.input_extra or ()]
         before = self.input_prefix + (self.prompt or "")
         return CompletionRequest(
@@ -110,20 +95,6 @@ class InfillBody(GenerationBody):
             limits=TextLimits(self.n_indent or 0, max(self.t_max_predict_ms or 0, 0) / 1000),
             repeated={"fields": self.response_fields or [], "tokens": bool(self.return_tokens), "n_predict": count},
         )
-
-    def _by_samplers(self, count: int) -> dict[str, Any]:
-        """Return the options of samplers that `samplers` leaves out, without effect, and what stands for _SUREST.
-
-        count: of answers.
-        """
-        if self.samplers is None:
-            return {}
-        found: dict[str, Any] = {}
-        for name, values in _OPTIONS.items():
-            found |= {} if name in self.samplers else values
-        if _SUREST in self.samplers:
-            found |= {"temperature": 0.0} if count == 1 else {"min_p": _LEAST_OF_SUREST}
-        return found
 
 
 _SHOWN = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")

@@ -389,6 +389,7 @@ class ChatBody(CompletionOptions):
 
     messages: Messages
     max_completion_tokens: Count | None = None
+    n_predict: Annotated[int, Field(ge=-1)] | None = None
     logprobs: bool | None = None
     top_logprobs: TopLogprobs | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -422,7 +423,7 @@ class ChatBody(CompletionOptions):
             )
         params = self.params(
             own,
-            max_tokens=self.max_completion_tokens or self.max_tokens or context_length,
+            max_tokens=self.max_completion_tokens or self.max_tokens or self._num_predicted() or context_length,
             logprobs=(self.top_logprobs or 0) if self.logprobs else None,
             prompt_logprobs=self.prompt_logprobs,
         )
@@ -443,7 +444,12 @@ class ChatBody(CompletionOptions):
             one_call=self.parallel_tool_calls is False,
             forced=Forced.by(choice if isinstance(choice, str) else None, name, tools, params.grammar),
             ignored=(*self.ignored, *ignored_tools(self.tools)),
+            only_prompt=self.n_predict == 0,
         )
+
+    def _num_predicted(self) -> int:
+        """Return llama.cpp's max_tokens; 0 where there is none."""
+        return 0 if self.n_predict is None or self.n_predict < 0 else max(self.n_predict, 1)
 
     def _ending(self) -> dict[str, bool]:
         """Return how the prompt ends. Raises RequestBodyError."""

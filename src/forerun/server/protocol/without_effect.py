@@ -30,6 +30,7 @@ class Ignored(NamedTuple):
 
 _LABEL = Ignored("it labels the request, and nobody reads it", is_told=False)
 _CACHE = Ignored("beginnings of prompts are kept whatever a request says", is_told=False)
+_SLOT = Ignored("there are no slots, and whole prompts are computed", is_told=False)
 _HINT = Ignored("no chat template reads it")
 _SUMMARY = Ignored("thinking is given as it is, not as a summary")
 _HOSTED = Ignored("it is of tools that the server would have to run")
@@ -46,6 +47,9 @@ WITHOUT_EFFECT: Mapping[str, Ignored] = {
     ),
     **dict.fromkeys(("service_tier", "inference_geo", "speed"), Ignored("there is one way to compute answers")),
     **dict.fromkeys(("prompt_cache_key", "prompt_cache_retention", "prompt_cache_options", "cache_control"), _CACHE),
+    # llama.cpp's
+    **dict.fromkeys(("cache_prompt", "id_slot", "t_max_prompt_ms", "timings_per_token", "n_keep"), _SLOT),
+    "response_fields": Ignored("all fields of the answer are given"),
     # hints
     **dict.fromkeys(("verbosity", "text.verbosity", "output_config.task_budget"), _HINT),
     **dict.fromkeys(("reasoning.summary", "reasoning.generate_summary", "thinking.display"), _SUMMARY),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from forerun.lab.bench.agent import FILES, TOOLS, TURNS, conversation, measure, 
 def test_conversation() -> None:
     turns = conversation()
     assert len(turns) == TURNS == 12
-    for before, after in zip(turns, turns[1:], strict=False):
+    for before, after in pairwise(turns):
         assert after[: len(before)] == before and [each["role"] for each in after[len(before) :]] == [
             "assistant",
             "tool",
