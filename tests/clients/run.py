@@ -1,8 +1,9 @@
 """Run published clients against forerun's server: `make clients`, or `python tests/clients/run.py [NAME ...]`.
 
 What the clients need lies in build/clients: environments, one for each requirements-ENVIRONMENT.txt, since their needs
-contradict each other, the programs of package.json, if npm can install them, and a random model. TORCH is what pip installs as torch in the one that needs it. The table that
-is printed is that of docs/serving.md. Returns 1 if a client cannot do what it should, or can do what it should not.
+contradict each other, the programs of package.json, if npm can install them, and a random model. TORCH is what pip
+installs as torch in the one that needs it. The table that is printed is that of docs/serving.md. Returns 1
+if a client cannot do what it should, or can do what it should not.
 """
 
 from __future__ import annotations

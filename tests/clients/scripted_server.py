@@ -1,8 +1,8 @@
 """Serve a model that writes what its prompt says: `python tests/clients/scripted_server.py FOLDER [FLAG ...]`.
 
-FOLDER has the tokenizer and the template of `tools_model.py`; the flags are those of `forerun serve`. Where a prompt has
-lines "CALL {...}", the answers are these calls, one after each tool's result, then "Done."; where it ends with Qwen's
-token that fills in the middle, MIDDLE; else "Hello.".
+FOLDER has the tokenizer and the template of `tools_model.py`; the flags are those of `forerun serve`. Where a prompt
+has lines "CALL {...}", the answers are these calls, one after each tool's result, then "Done."; where it ends with
+Qwen's token that fills in the middle, MIDDLE; else "Hello.".
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What the clients' scripts share: the servers, and steps of which each is reported on one line of JSON.
 
-FORERUN_CHAT, FORERUN_TOOLS and FORERUN_SCRIPTED are the addresses, without a path, of servers of SmolLM2 ("smollm2"), of
-a random model whose template has tools ("tools") and of one that writes what its prompt says ("coder").
+FORERUN_CHAT, FORERUN_TOOLS and FORERUN_SCRIPTED are the addresses, without a path, of servers of SmolLM2 ("smollm2"),
+of a random model whose template has tools ("tools") and of one that writes what its prompt says ("coder").
 """
 
 from __future__ import annotations
