@@ -24,7 +24,7 @@ TEMPLATE = (
     "{% endfor %}{{ mood }}# answer:\n"
 )
 """Fails on what others fail on too, such as a role that is no text."""
-TOKENIZE, DETOKENIZE, MESSAGES_URL = "/tokenize", "/detokenize", "/v1/messages"
+TOKENIZE, DETOKENIZE, MESSAGES_URL, INFILL = "/tokenize", "/detokenize", "/v1/messages", "/infill"
 OLLAMA = (GENERATE, OLLAMA_CHAT) = ("/api/generate", "/api/chat")
 SECONDS = 1.0
 """After which the server ends a request: those that ask for thousands of tokens are to be quick, too."""
@@ -101,6 +101,7 @@ MORE: dict[str, dict[str, list[Any]]] = {
     },
     COMPLETIONS: {
         "prompt": [*PROMPTS[:3], [1, 2, 3], ["a", "b"], [[4, 5], [6]]],
+        "suffix": ["", "    return a\n"],
         "max_tokens": [1, 12],
         "n": [3],
         "echo": [True],
@@ -162,8 +163,33 @@ MORE: dict[str, dict[str, list[Any]]] = {
         ],
         "tools": [[TOOL], []],
     },
+    INFILL: {
+        "input_prefix": ["", "def f(a):\n"],
+        "input_suffix": ["", "\n\nf(1)\n<|endoftext|>"],
+        "prompt": ["    ret", ""],
+        "input_extra": [[], [{"filename": "a.py", "text": "a = 1\n"}, {"text": "b"}]],
+        "n_predict": [0, 1, 12],
+        "n_cmpl": [1],
+        "n_indent": [0, 4],
+        "t_max_predict_ms": [1, 500],
+        "samplers": [[], ["top_k", "infill"]],
+        "repeat_penalty": [1.1],
+        "response_fields": [["content", "timings/prompt_n"], [""]],
+        "return_tokens": [True],
+        "cache_prompt": [True],
+    },
 }
-SURE = ("messages", "prompt", "input", "max_tokens", "max_output_tokens", "tokens")
+SURE = (
+    "input_prefix",
+    "input_suffix",
+    "n_predict",
+    "messages",
+    "prompt",
+    "input",
+    "max_tokens",
+    "max_output_tokens",
+    "tokens",
+)
 """Fields that a sound body has."""
 NUMBERS = [0, -1, 1, 2, 129, 4096, 2**31, 2**63, 2**64, -(2**63) - 1, 10**400, 0.5, -0.0, 1e308, 5e-324, 1e999]
 NUMBERS += [-math.inf, math.nan, 10**5000]
@@ -209,7 +235,7 @@ def odd(rng: random.Random) -> Any:
 
 def sound(rng: random.Random) -> tuple[str, dict[str, Any]]:
     """A path, and a body that it may answer with 200."""
-    url = rng.choice([*[CHAT, COMPLETIONS] * 3, *[RESPONSES, MESSAGES_URL, *OLLAMA] * 2, TOKENIZE, DETOKENIZE])
+    url = rng.choice([*[CHAT, COMPLETIONS] * 3, *[RESPONSES, MESSAGES_URL, INFILL, *OLLAMA] * 2, TOKENIZE, DETOKENIZE])
     if url == DETOKENIZE:
         return url, {"tokens": [rng.randrange(500) for _ in range(rng.randrange(5))]}
     if url == TOKENIZE:
@@ -303,7 +329,8 @@ def request(rng: random.Random) -> tuple[str, bytes]:
     content = written(body, rng.random() < 0.5).replace(f'"{DEEP}"'.encode(), begin * depth + b"1" + end * depth)
     if rng.random() < 0.15:
         content = damage(rng, content)
-    return (url if rng.random() < 0.95 else rng.choice([CHAT, COMPLETIONS, RESPONSES, MESSAGES_URL, *OLLAMA])), content
+    others = [CHAT, COMPLETIONS, RESPONSES, MESSAGES_URL, INFILL, *OLLAMA]
+    return (url if rng.random() < 0.95 else rng.choice(others)), content
 
 
 def strict(content: str | bytes) -> Any:
@@ -336,6 +363,9 @@ def check_stream(url: str, text: str) -> None:
     if url == MESSAGES_URL:
         assert strict(data[-1])["type"] in ("message_stop", "error")
         return
+    if url == INFILL:
+        assert strict(data[-1]).keys() & {"error", "stop", "content", "timings/prompt_n"} or data[-1] == "{}"
+        return
     assert data.pop() == "[DONE]"
     bodies = [strict(each) for each in data]
     for each in bodies[:-1]:
@@ -354,6 +384,7 @@ def served() -> Iterator[Served]:
     llm = load(drafter=[*DRAFTERS, "prediction"], max_batch=6, seed=0)
     assert llm.tokenizer is not None
     llm.tokenizer.chat_template = TEMPLATE
+    llm.tokenizer._fill_in = {"fim_pre": 4000, "fim_suf": 4001, "fim_mid": 4002}  # words of the bundled model
     with serving(llm, request_timeout=SECONDS) as served:
         yield served
 

@@ -114,17 +114,16 @@ class InfillFormat:
         pattern = re.compile(f"(?=[{begins}])(?={'|'.join(map(re.escape, special))})")
         return cls(ids, texts, first, tuple(sorted(ends)), pattern)
 
-    def encode(self, prompt: Infill, tokenizer: Any, room: int, *, special: bool = True) -> tuple[list[int], int]:
+    def encode(self, prompt: Infill, tokenizer: Any, room: int) -> tuple[list[int], int]:
         """Return the token ids of a prompt, and how many of its extra files are left out, the oldest first.
 
         Args:
             room: tokens that the prompt may have; without any extra file it may have more.
-            special: with the tokenizer's token of a text's beginning.
 
         Raises:
-            PromptError: as `encode_text`.
+            PromptError: as `encode_plain`.
         """
-        start = encode_text(tokenizer, "", special=True)[:1] if special else []
+        start = encode_text(tokenizer, "", special=True)[:1]
         begin = [] if start != [getattr(tokenizer, "bos_token_id", None)] else start
         body = self._body(prompt, tokenizer, with_name=bool(prompt.extra))
         head = self._marked("fim_rep", tokenizer, _REPOSITORY + "\n" * self.texts.get("fim_rep", "").startswith("<|"))

@@ -36,8 +36,10 @@ _PLACEHOLDER = re.compile(r"\{(\w+(?:\.\w+)*)\}")
 _CONSTANTS = {"True": True, "true": True, "False": False, "false": False, "None": None, "null": None}
 OPTIONS = {"strip", "string_delims", "unquoted_keys", "tag_pattern"}
 LOOSE: Mapping[str, Any] = {
-    # at the beginning of a line or behind markup: perhaps a fence, perhaps a tag, then an object or a list of such
-    "open_pattern": r"(?:\A|(?<=[\n>;}]))[ \t]*+(?:```[\w-]*+\s*+)?(?:<[a-z_]{2,20}>\s*+)?"
+    # at the beginning of a line or behind markup: perhaps a fence, perhaps a tag, which is no family's own mark, since
+    # a search finds whole marks before the beginnings of others; then an object or a list of such
+    "open_pattern": r"(?:\A|(?<=[\n>;}]))[ \t]*+(?:```[\w-]*+\s*+)?"
+    r"(?:<(?:tools?|function_call|response|json|xml)>\s*+)?"
     r'(?=(?:\[\s*+)?\{\s*+(?:"type"\s*+:\s*+"function"\s*+,\s*+)?(?:"function"\s*+:\s*+\{\s*+)?'
     r'"(?:name"\s*+:\s*+"(?P<name>[^"\\\n]{1,200})"|(?:arguments|parameters)"\s*+:\s*+\{))',
     "content": "json",

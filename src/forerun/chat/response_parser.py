@@ -212,11 +212,8 @@ class ResponseParser:
             return False
         mark = next(name for name, text in match.groupdict().items() if name.startswith("_") and text is not None)
         opened = self._form.regions[int(mark.removeprefix("_open_"))] if mark.startswith("_open") else None
-        if (
-            opened is not None
-            and opened.is_offered
-            and (match.groupdict().get("name") or "") not in {"", *self._schemas}
-        ):
+        name = match.groupdict().get("name")
+        if opened is not None and opened.is_offered and name and name not in self._schemas:
             self._at = max(match.end(), stop + 1)
             self._pass(self._buffer[stop : self._at])
             return True

@@ -581,7 +581,7 @@ class LLM(Closing, Hinted):
         if excess := excess_characters(prompt.prefix + prompt.suffix, self.tokenizer, target, says_why=True):
             raise ContextLengthError(f"The text around the cursor has {excess}. Shorten it.")
         most = target.context_length
-        return reads.encode(prompt, self.tokenizer, most - min(params.max_tokens, most // 4), special=True)
+        return reads.encode(prompt, self.tokenizer, most - min(params.max_tokens, most // 4))
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Encode one prompt as `generate` and `stream` do.

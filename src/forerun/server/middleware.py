@@ -90,7 +90,8 @@ class Access:
                 "server with --metrics-key KEY, and send that key.",
                 status=403,
             )
-        return None if of_state else f"key {matches.index(True)}"
+        # not by its place among the keys: prompts may be kept for another start, with others
+        return None if of_state else f"key {digest.hex()}"
 
     def _check_browser(self, headers: Headers, method: str) -> None:
         """Raise RequestBodyError for what a page of another site may have sent."""

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import pytest
+from hypothesis import given, strategies as st
 
 from family_answers import CASES, called, form, joined, read
 from forerun.chat.response_parser import ResponseParser
+from fuzzing import examples
 
 
 class Written(NamedTuple):
@@ -81,6 +84,12 @@ TEXTS = {
         "hermes",
         '```json\n{"name": "current_time", "arguments": {}}\n{"name": "read_file", "arguments": {"path": "a"}}\n```',
         [NOW, ("read_file", {"path": "a"})],
+    ),
+    "coder, a fence around the format": Written(
+        "hermes",
+        '```xml\n<tool_call>\n{"name": "read_file", "arguments": {"path": "a"}}\n</tool_call>\n```\nDone.',
+        [("read_file", {"path": "a"})],
+        "```xml\n```\nDone.",
     ),
     # SmolLM2 (the format of its card) and xLAM: lists
     "smollm2": Written(
@@ -163,7 +172,7 @@ def test_what_a_stream_holds_back() -> None:
     """Text is held back while it may be the beginning of a call, and arguments come while they are written."""
     case = CASES["hermes"]._replace(prompt="")
     call, other = fenced(*PARIS), fenced("add", {"a": 2})
-    for text, pushed, kind, given in (
+    for text, pushed, kind, told in (
         (f"Well.\n{call}", "Well.\n```json", "content", "Well."),
         (call, '```json\n{\n  "name": "get_weather"', "tool_call", None),
         (call, '```json\n{\n  "name": "get_weather",\n  "arguments": {\n', "tool_call", "{\n"),
@@ -174,5 +183,31 @@ def test_what_a_stream_holds_back() -> None:
         assert text.startswith(pushed)
         parser = ResponseParser(form(case.written), "", TOOLS, "request")
         deltas = [delta for character in pushed for delta in parser.push(character)]
-        assert ("".join(delta.text for delta in deltas if delta.kind == kind) or None) == given, pushed
+        assert ("".join(delta.text for delta in deltas if delta.kind == kind) or None) == told, pushed
         assert {delta.kind for delta in deltas if delta.text} <= {kind}
+
+
+MARKS = [
+    *("```json\n", "```\n", "```", "\n", " ", "<tools>", "</tools>", "<json>", "[", "]", ",", ";", "{", "}", "Well. "),
+    *('{"name": "current_time"}', '{"name": "current_time", "arguments": {}}', '{"name": "add", "arguments": {}}'),
+    *(
+        '{"type": "function", "function": ',
+        '{"arguments": {"a": "b\\n"}, "name": "read_file"}',
+        '{"name": "read_file", ',
+    ),
+    *('"arguments": {"path": "', '"}}', '"arguments": 3}', "<tool_call>", "</tool_call>", "<think>", "</think>", "{}"),
+]
+
+
+@examples(150)
+@given(st.lists(st.sampled_from(MARKS), max_size=12), st.lists(st.integers(0, 10_000), max_size=6))
+def test_cuts_change_nothing_of_what_only_looks_like_calls(pieces: list[str], places: list[int]) -> None:
+    """Without words between them, so that fences, tags and objects come in any order."""
+    text = "".join(pieces)
+    bounds = [0, *sorted(place % (len(text) + 1) for place in places), len(text)]
+    for family in ("hermes", "llama3", "mistral, a list", "qwen3-coder"):
+        case = CASES[family]._replace(prompt="")
+        whole = read(case, [text], TOOLS)
+        for cuts in (text, [text[begin:end] for begin, end in pairwise(bounds)]):
+            found = read(case, cuts, TOOLS)
+            assert (joined(found[0]), found[1]) == (joined(whole[0]), whole[1])

@@ -224,6 +224,7 @@ PIECES = [
     *("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>", "```json\n", "```"),
     *("<|tool_call>call:now", "<tool_call|>", '<|"|>', "<|tool_call_start|>", "<|tool_call_end|>", "[now()]"),
     *('{"name": "now", ', '"arguments": {}}', '"parameters": {}}', "{", "}", "[", "]", '"', "\\", ":", ",", "\n", " "),
+    *("\n", "```json\n", "<tools>", "</tools>", "[", '{"name": "now", "arguments": {}}', '{"name": "then", "a": {}}'),
     *('{"name": "now", "arguments": {"a": 1}}', "{}", "<", "; ", "é", "\U0001f600"),
 ]
 

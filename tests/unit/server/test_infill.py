@@ -91,6 +91,7 @@ def test_an_empty_suffix_is_none(filling: httpx.Client) -> None:
         ({"prompt": [1, 2]}, "suffix"),
         ({"echo": True}, "echo"),
         ({"truncate_prompt_tokens": 3}, "truncate_prompt_tokens"),
+        ({"add_special_tokens": False}, "add_special_tokens"),
         ({"suffix": 3}, "suffix"),
     ],
 )

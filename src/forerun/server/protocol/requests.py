@@ -525,8 +525,8 @@ class CompletionBody(CompletionOptions):
             return prompts
         if not all(isinstance(prompt, str) for prompt in prompts):
             raise RequestBodyError("suffix needs a prompt of text, but it is token ids. Give text.", "suffix")
-        for name in ("echo", "truncate_prompt_tokens", "add_special_tokens"):
-            if value := getattr(self, name):
+        for name, free in (("echo", False), ("truncate_prompt_tokens", None), ("add_special_tokens", True)):
+            if (value := getattr(self, name)) not in (None, free):
                 raise RequestBodyError(f"{name} is {value}, which suffix does not allow. Leave one of them out.", name)
         return [Infill(prompt, self.suffix) for prompt in prompts]
 
