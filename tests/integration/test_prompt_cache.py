@@ -33,7 +33,8 @@ pytestmark = needs_native
 
 def prompt_of(model: Model, num_pages: int, start: int = 11) -> list[int]:
     """Whole pages, and some tokens more."""
-    return [(7 * i * i + 3 * i + start) % min(200, model.vocab_size) for i in range(num_pages * PAGE + 5)]
+    most = min(200, model.vocab_size)
+    return [start // most, start % most, *((7 * i * i + 3 * i) % most for i in range(num_pages * PAGE + 3))]
 
 
 def engine_of(model: Model, folder: Path, **options: object) -> Engine:
@@ -203,6 +204,23 @@ def test_a_full_disk_is_a_line_in_the_log(
     assert again.token_ids == first.token_ids and len(files(tmp_path)) == 2  # from memory, and now on disk
 
 
+def test_rights_that_are_lost_are_a_line_in_the_log(
+    model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of reading as of writing, while it runs."""
+    prompt = prompt_of(model, 2)
+    first = answer(engine_of(model, tmp_path), prompt)
+    engine = engine_of(model, tmp_path)
+    denied = PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    monkeypatch.setattr(Path, "exists", raising(denied))
+    monkeypatch.setattr(os, "utime", raising(denied))
+    again = answer(engine, prompt)
+    assert (again.stats.num_cached_tokens, again.token_ids) == (0, first.token_ids)
+    lines = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert ["Permission denied" in line for line in lines] == [True, True]
+    assert len(files(tmp_path)) == 2
+
+
 def test_a_page_that_was_evicted_meanwhile_is_not_written(model: Model, tmp_path: Path) -> None:
     """Nothing waits for the disk: pages that are gone when their turn comes are left out."""
     engine = engine_of(model, tmp_path)
@@ -305,7 +323,7 @@ import sys
 from forerun import LLM
 llm = LLM("bundled-draft", None, prompt_cache=sys.argv[1], threads=1)
 for start in range(int(sys.argv[2]), 1000):
-    prompt = [(7 * i * i + 3 * i + start) % 200 for i in range(4 * 64 + 5)]
+    prompt = [start // 200, start % 200, *((7 * i * i + 3 * i) % 200 for i in range(4 * 64 + 3))]
     found = llm.generate(prompt, temperature=0, max_tokens=4, ignore_eos=True)
     print(start, found.stats.num_cached_tokens, *found.token_ids, flush=True)
     if len(sys.argv) > 3:
@@ -317,7 +335,7 @@ for start in range(int(sys.argv[2]), 1000):
 def test_killed_in_a_loop_by_two_processes(model: Model, tmp_path: Path) -> None:
     """Fifty times, amid writing: what is there is whole, and a process that ends by itself has written everything."""
     number = 0
-    for round_ in range(25):
+    for number_of_round in range(25):
         children = [
             subprocess.Popen(
                 [sys.executable, "-c", CHILD, str(tmp_path), str(number)], stdout=subprocess.PIPE, text=True
@@ -326,7 +344,7 @@ def test_killed_in_a_loop_by_two_processes(model: Model, tmp_path: Path) -> None
         ]
         for child in children:
             child.stdout.readline()
-        time.sleep(0.013 * round_ % 0.1)
+        time.sleep(0.013 * number_of_round % 0.1)
         for child in children:
             child.send_signal(signal.SIGKILL)
         lines = [line for child in children for line in child.communicate()[0].splitlines()]

@@ -26,7 +26,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from forerun.config import MEMORY_LOG
@@ -105,7 +107,7 @@ class PromptCache:
                 if found is None or not self._pool.num_available:
                     break
                 self._pool.take(pages, 1)
-                pages[-1].content[0].copy_(found[0])
+                _bytes_of(pages[-1])[:] = found[0].numpy()
             self._pool.publish(pages, first, len(pages), token_ids, tenant)
             for end in range(len(pages), 0, -1) if self._has_states else ():
                 if pages[end - 1].state is not None:
@@ -126,7 +128,8 @@ class PromptCache:
 
     def flush(self) -> None:
         """Wait until what is to be written is."""
-        self._thread.submit(int).result()
+        with suppress(RuntimeError):  # as above: Python waits itself
+            self._thread.submit(int).result()
 
     def _names(self, token_ids: Sequence[int], tenant: str | None) -> Iterator[str]:
         """Yield the name of each whole page of these tokens, without the suffix of a file."""
@@ -138,10 +141,8 @@ class PromptCache:
     def _tensors(self, name: str) -> list[Tensor] | None:
         """Return what a file holds; None if there is none, or none that can be used, which is removed."""
         path = self._folder / name
-        if not path.exists():
-            return None
         try:
-            return _read(path)
+            return _read(path) if path.exists() else None
         except (ConfigError, OSError, ValueError, KeyError) as error:
             _log.warning("%s The prompt is computed.", error)
             remove(path)
@@ -161,13 +162,13 @@ class PromptCache:
             for index, (page, name) in enumerate(zip(pages, self._names(token_ids, tenant), strict=False)):
                 node, state, used = page.node, page.state, now - 1000 * index
                 if not self._is_there(f"{name}.page", used):
-                    content = page.content[0].clone()
+                    content = torch.from_numpy(_bytes_of(page).copy())  # by this thread alone, as torch's would not be
                     is_evicted = node is None or page.node is not node  # and has another prefix's numbers, perhaps
                     if is_evicted or not self._write(f"{name}.page", [content], used):
                         return
                 if index == last and state is not None and not self._is_there(f"{name}.state", used):
                     self._write(f"{name}.state", state, used)
-        except (ConfigError, OSError) as error:
+        except Exception as error:
             self._resumes = time.monotonic() + _PAUSE
             _log.warning("Prompts are not kept on disk for %.0f seconds: %s", _PAUSE, error)
 
@@ -228,6 +229,11 @@ def _check_folder(folder: Path) -> None:
     about = Fields.read(folder / _ABOUT, ConfigError, remedy=remedy)
     if (version := about.integer("version")) != _VERSION:
         raise ConfigError(f"prompt_cache {folder} is of version {version}, not {_VERSION}. {remedy}")
+
+
+def _bytes_of(page: Page) -> NDArray[np.uint8]:
+    """Return a view of a page's memory."""
+    return page.content[0].view(torch.uint8).numpy()
 
 
 def _write(path: Path, tensors: Sequence[Tensor]) -> None:
