@@ -212,7 +212,7 @@ def test_rights_that_are_lost_are_a_line_in_the_log(
     first = answer(engine_of(model, tmp_path), prompt)
     engine = engine_of(model, tmp_path)
     denied = PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-    monkeypatch.setattr(Path, "exists", raising(denied))
+    monkeypatch.setattr(Path, "read_bytes", raising(denied))
     monkeypatch.setattr(os, "utime", raising(denied))
     again = answer(engine, prompt)
     assert (again.stats.num_cached_tokens, again.token_ids) == (0, first.token_ids)

@@ -139,14 +139,18 @@ class PromptCache:
             yield name
 
     def _tensors(self, name: str) -> list[Tensor] | None:
-        """Return what a file holds; None if there is none, or none that can be used, which is removed."""
+        """Return what a file holds; None if there is none that can be used. A damaged one is removed."""
         path = self._folder / name
         try:
-            return _read(path) if path.exists() else None
-        except (ConfigError, OSError, ValueError, KeyError) as error:
+            return _read(path)
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            _log.warning("%s cannot be read: %s. The prompt is computed.", path, error.strerror)
+        except (ConfigError, ValueError, KeyError) as error:
             _log.warning("%s The prompt is computed.", error)
             remove(path)
-            return None
+        return None
 
     def _write_next(self) -> None:
         """Write the missing pages of the prefix that waits longest, and the states after its end; note that the others
@@ -249,11 +253,11 @@ def _read(path: Path) -> list[Tensor]:
     """Return the tensors of a file. It is read, not mapped: a map of a file that shrinks ends the process.
 
     Raises:
-        ConfigError: it is not as it was written, or cannot be read.
-        OSError, ValueError, KeyError: it was removed meanwhile, or is another file by this name.
+        OSError: it cannot be read.
+        ConfigError, ValueError, KeyError: it is not as it was written, or is another file by this name.
     """
-    check_seal(path, ConfigError, "")
     content = bytearray(path.read_bytes())
+    check_seal(path, ConfigError, "")
     start = content.index(b"\n") + 1
     head = json.loads(content[:start])
     if (head["version"], head["file"]) != (_VERSION, path.name):
