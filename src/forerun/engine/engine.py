@@ -12,16 +12,16 @@ from types import FrameType, TracebackType
 from typing import Any
 
 from forerun import verification
-from forerun.config import EngineConfig, Grammar, SamplingParams
+from forerun.config import EngineConfig, SamplingParams
 from forerun.drafters import Drafter
 from forerun.drafters.validation import check_drafter
 from forerun.engine.kv_cache_manager import KVCacheManager, bound_memory
-from forerun.engine.request_checks import check_prompt, checked, naming_prompt, special_stops
+from forerun.engine.request_checks import check_end, check_prompt, checked, naming_prompt, special_stops
 from forerun.engine.results import StepOutput, StepStats
 from forerun.engine.sequence import Request, SequenceState, new_state
 from forerun.engine.step import StepLoop
 from forerun.engine.text import NO_STOPS, StopStrings, TokenTexts
-from forerun.errors import DeviceError, GrammarError, InterruptedRequestError
+from forerun.errors import DeviceError, InterruptedRequestError
 from forerun.models import LanguageModel
 from forerun.sampling import SequenceConstraint
 from forerun.sampling.grammar import Grammars
@@ -156,7 +156,8 @@ class Engine:
 
         Raises:
             PromptError: a prompt is empty, too long, or holds ids outside the vocabulary.
-            SamplingError, GrammarError: an option does not fit this model, or the grammar cannot be followed.
+            SamplingError, GrammarError: an option does not fit this model, the grammar cannot be followed, or no token
+                may end an answer that it completes.
             DeviceError: the device has failed.
         """
         self.faults.check()
@@ -168,9 +169,10 @@ class Engine:
             params, reasons, marks = self._marked(params, reasons)
         eos_ids = frozenset() if params.ignore_eos else target.eos_token_ids
         reasons = {token_id: reason for token_id, reason in reasons.items() if token_id not in eos_ids}
-        flow = params.tenant if flow is None else flow
         stops = StopStrings(params.stop) if params.stop else NO_STOPS
         unheld = ALL_HELD if params.grammar is None else self.grammars.unheld(params.grammar, params.tenant)
+        stop_ids = eos_ids.union(reasons)
+        check_end(params, stop_ids, target)
         made = []
         for index, prompt in enumerate(prompts):
             with naming_prompt(index, len(prompts)):
@@ -181,9 +183,9 @@ class Engine:
                     list(prompt),
                     params,
                     stream,
-                    eos_ids.union(reasons),
+                    stop_ids,
                     stops,
-                    flow,
+                    params.tenant if flow is None else flow,
                     scope=params.tenant,
                     marks=marks,
                     stop_reasons=reasons,
@@ -217,13 +219,15 @@ class Engine:
         Raises:
             QueueFullError: `max_queue` sequences wait already.
             DeviceError: the device has failed.
-            GrammarError: no token may end an answer that the grammar completes.
         """
         self.faults.check()
         params, target = request.params, self.target
         constraints: list[Constraint | None] = [None] * params.n
         if params.grammar is not None:
-            constraints = _constraints(request, params.grammar, self.grammars, target)
+            new_matcher = self.grammars.prepare(params.grammar, params.tenant)
+            constraints = [
+                SequenceConstraint(new_matcher, request.stop_ids, target.vocab_size) for _ in range(params.n)
+            ]
         states = [
             new_state(request, choice, next(self._ids), target.context_length, self._texts, constraint)
             for choice, constraint in enumerate(constraints)
@@ -319,20 +323,3 @@ class Engine:
             self._loop.deliver(state)
         except Exception as error:
             self._loop.fail(state, error)
-
-
-def _constraints(
-    request: Request, grammar: Grammar, grammars: Grammars, target: LanguageModel
-) -> list[Constraint | None]:
-    """Make one constraint for each choice of a request with this grammar.
-
-    Raises:
-        GrammarError: the grammar cannot be followed, or no token may end an answer that it completes.
-    """
-    if not request.stop_ids:
-        raise GrammarError(
-            f"No token ends an answer: {target.name} has none, or ignore_eos is set. Leave ignore_eos out, or give "
-            "stop_token_ids, so that an answer can end where its grammar does."
-        )
-    new_matcher = grammars.prepare(grammar, request.params.tenant)
-    return [SequenceConstraint(new_matcher, request.stop_ids, target.vocab_size) for _ in range(request.params.n)]

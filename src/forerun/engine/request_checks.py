@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence as Seq
+from collections.abc import Iterator, Mapping, Sequence as Seq, Set
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, TypeAlias, TypeVar
@@ -13,6 +13,7 @@ from forerun.errors import (
     ConfigError,
     ContextLengthError,
     GrammarDeadEndError,
+    GrammarError,
     NonFiniteError,
     PromptError,
     RequestBodyError,
@@ -75,6 +76,15 @@ def check_prompt(prompt: Seq[int], target: LanguageModel) -> None:
         raise PromptError(
             f"Token {prompt[bad]} at position {bad} of the prompt is outside the vocabulary of {target.name}, "
             f"0..{vocab_size - 1}. Was it made by another model's tokenizer?"
+        )
+
+
+def check_end(params: SamplingParams, stop_ids: Set[int], target: LanguageModel) -> None:
+    """Raise GrammarError if no token ends an answer that a grammar completes."""
+    if params.grammar is not None and not stop_ids:
+        raise GrammarError(
+            f"No token ends an answer: {target.name} has none, or ignore_eos is set. Leave ignore_eos out, or give "
+            "stop_token_ids, so that an answer can end where its grammar does."
         )
 
 

@@ -248,6 +248,15 @@ class Scheduler:
         for state in states:
             self.waiting.push(state)
 
+    def computed_prompts(self) -> dict[int, int]:
+        """Return of each running request the tokens of its prompt that are computed or were in memory, by its id. Any
+        thread may call this, also in the middle of a step."""
+        found: dict[int, int] = {}
+        for state in [*self.running]:  # copied at once: the engine's thread may change it
+            length = 0 if (cache := state.cache) is None else min(cache.length, state.sequence.num_prompt)
+            found[state.request.id] = max(length, found.get(state.request.id, 0))
+        return found
+
     def admit(self) -> None:
         """Admit waiting sequences while slots are free. An interrupt leaves none out: for a moment it is in both."""
         while (state := self.waiting.first(self.running)) is not None and self._can_start(state):
@@ -364,7 +373,7 @@ class Scheduler:
         """Return the sequences within their prompts. Scopes take turns; within one, higher priority comes first, then a
         flow's second sequence after the first of every other. Among equals, fewest tokens are left to compute for the
         first, so that the mean time to the first token is the least."""
-        states = sorted(self.running, key=lambda state: (state.num_uncomputed_tokens, state.sequence.id))
+        states = sorted(self.running, key=attrgetter("num_uncomputed_tokens", "sequence.id"))
         rests = {state: place for place, state in enumerate(states)}
         states.sort(key=attrgetter("request.params.priority"), reverse=True)
         places = _places(states, lambda state: (state.request.scope, state.request.flow))

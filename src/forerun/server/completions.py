@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any
@@ -18,7 +19,8 @@ from starlette.types import Receive, Scope, Send
 
 from forerun.engine import Generation, StepOutput
 from forerun.engine.sequence import Request as PromptRequest
-from forerun.server.progress import Replay, StreamState
+from forerun.server.logs import LOGGER
+from forerun.server.progress import Replay, Sent, StreamState
 from forerun.server.protocol.answers import Asked, Chunks
 from forerun.server.protocol.bodies import validated
 from forerun.server.protocol.errors import error_response, failure_fields
@@ -34,6 +36,9 @@ from forerun.server.protocol.requests import (
 from forerun.server.protocol.responses_api import RESPONSES_URL, ResponseBody, ResponseEvents
 from forerun.server.service import Service, while_connected
 
+KEEP_ALIVE = 10.0
+"""Seconds after which a stream says again that its prompt is being computed, and the log how far it is."""
+_log = logging.getLogger(LOGGER)
 _WITH_DONE = (CHAT_URL, COMPLETIONS_URL)
 
 BODIES: Mapping[str, type[ChatBody] | type[CompletionBody] | type[ResponseBody] | type[MessagesBody]] = {
@@ -70,19 +75,17 @@ async def answer(service: Service, url: str, request: Request) -> Response:
         stack.enter_context(service.admitted(completion, request.state.tenant))
         requests = await service.prepared(request, partial(service.requests, completion, request.state.tenant))
         active = ActiveResponse(service, completion, requests, request)
-        stack.push_async_callback(active.outputs.aclose)
+        stack.push_async_callback(active.close)
+        await active.enter()
         if not completion.stream:
             return await while_connected(request, active.whole())
-        # wait for the first output, so that a refusal has its own status
-        first = await while_connected(request, anext(active.outputs))
-        return Stream(active.events(first), active, stack.pop_all())
+        return Stream(active.events(), active, stack.pop_all())
 
 
 class ActiveResponse:
     """An answer that is being generated.
 
     Attributes:
-        outputs: (index of the prompt, output) of the engine.
         complete: the stream has ended properly.
     """
 
@@ -92,6 +95,7 @@ class ActiveResponse:
         self.service = service
         self.request = request
         self._completion = completion
+        self._requests = requests
         self._prompts = [each.prompt_token_ids for each in requests]
         self._ended: list[list[StepOutput]] = [[] for _ in requests]
         # of a stream that goes on here, begun elsewhere; else new
@@ -102,42 +106,89 @@ class ActiveResponse:
         self._form = FORMS[completion.url](asked)
         self._started = time.monotonic()
         self.complete = False
-        self.outputs = service.outputs(completion, requests, request)
+        self._outputs = service.outputs(completion, requests, request)
+        self._first = asyncio.ensure_future(anext(self._outputs))
+        self._num_sent = state.num_events
+        self._num_computed = 0  # tokens of prompts, when that was last looked at
 
     @property
     def _generations(self) -> list[Generation]:
         return list(map(Generation.of, self._prompts, self._ended))
 
+    async def enter(self) -> None:
+        """Enter the engine. What it refuses later is an event of a stream.
+
+        Raises:
+            EngineClosedError: it takes no more requests.
+        """
+        await asyncio.sleep(0)  # until the first output is waited for
+        if self._first.done():
+            self._first.result()
+
+    async def close(self) -> None:
+        """End the requests in the engine, if they have not ended, and log how far an unanswered prompt has come."""
+        self._look()
+        self._first.cancel()
+        try:
+            await self._first
+        except (asyncio.CancelledError, Exception):
+            if self._num_computed:
+                self.request.state.log_fields["computed_tokens"] = self._num_computed
+        await self._outputs.aclose()
+        self.service.answered(self._requests)
+
+    def _look(self) -> dict[str, int]:
+        """Return how far the prompts are (`Service.progress`)."""
+        progress = self.service.progress(self._requests)
+        self._num_computed = max(self._num_computed, progress["computed"])
+        return progress
+
+    async def _outputs_or_progress(self) -> AsyncIterator[tuple[int, StepOutput] | dict[str, int]]:
+        """Yield the outputs; before the first, every KEEP_ALIVE seconds how far the prompts are, which is logged."""
+        while not (await asyncio.wait((self._first,), timeout=KEEP_ALIVE))[0]:
+            progress = self._look()
+            if progress["computed"] < progress["prompt"]:
+                _log.info({"event": "prompt", "request_id": self.request.state.request_id, **progress})
+            yield progress
+        yield self._first.result()
+        async for each in self._outputs:
+            yield each
+
     async def whole(self) -> Response:
         """Return the response, which another thread writes, since it may be long."""
-        async for index, output in self.outputs:
-            self._count(index, output)
+        async for output in self._outputs_or_progress():
+            if not isinstance(output, dict):
+                self._count(*output)
         return await asyncio.to_thread(lambda: JSONResponse(self._form.whole(self._generations)))
 
-    async def events(self, first: tuple[int, StepOutput]) -> AsyncIterator[bytes]:
+    async def events(self) -> AsyncIterator[bytes]:
         """Yield the events of the stream, those of one output together. An error is the last of them.
 
-        `request.state.progress` is what `StreamState.advance` takes with what is yielded; absent with the last events.
+        `request.state.progress` is what `StreamState.advance` takes with what is yielded; absent with comments, and
+        with the last events.
         """
-        before = time.monotonic()
-        form = self._form
-        params = self._completion.params
-        form.num_events = self._state.num_events
-        replay = Replay(self._state.choices, params.greedy or params.seed is not None)
+        before = None
+        form, state = self._form, self._state
+        replay = Replay(state.choices, self._completion.params.greedy or self._completion.params.seed is not None)
+        first = state.choices.get(0, Sent())  # what has been sent elsewhere
         try:
-            async for index, output in _prepend(first, self.outputs):
+            begun = [*form.begun()]
+            if begun and not state.choices:
+                yield self._numbered(0, first, begun)
+            form.num_events = self._num_sent
+            for piece in self._keep_alive(self._look(), first):
+                yield piece
+            async for found in self._outputs_or_progress():
+                if isinstance(found, dict):
+                    for piece in self._keep_alive(found, first):
+                        yield piece
+                    continue
                 now = time.monotonic()
-                self.service.metrics.chunk(now - before)
+                if before is not None:
+                    self.service.metrics.chunk(now - before)
                 before = now
-                self._count(index, output)
-                choice = index * params.n + output.chunk.index
-                for part, is_new in replay.divided(choice, output):
-                    bodies = [*form.of(index, part)]
-                    if not is_new:
-                        form.num_events = self._state.num_events
-                    elif bodies:
-                        self.request.state.progress = (choice, replay.now[choice], form.num_events)
-                        yield _events(bodies)
+                for piece in self._pieces(*found, replay):
+                    yield piece
             last = _events([*form.last(self._generations)], done=self._completion.url in _WITH_DONE)
         except Exception as error:
             self.request.state.log_fields |= failure_fields(error)
@@ -145,7 +196,30 @@ class ActiveResponse:
         self.complete = True
         yield last
 
+    def _keep_alive(self, progress: Mapping[str, int], sent: Sent) -> Iterator[bytes]:
+        """Yield what a stream sends while its prompt is computed. sent: of its first choice."""
+        for body in self._form.keep_alive(progress):
+            yield f": {body}\n\n".encode() if isinstance(body, str) else self._numbered(0, sent, [body])
+
+    def _pieces(self, index: int, output: StepOutput, replay: Replay) -> Iterator[bytes]:
+        """Yield the events of an output that have not been sent elsewhere."""
+        self._count(index, output)
+        choice = index * self._completion.params.n + output.chunk.index
+        for part, is_new in replay.divided(choice, output):
+            bodies = [*self._form.of(index, part)]
+            if not is_new:
+                self._form.num_events = self._num_sent
+            elif bodies:
+                yield self._numbered(choice, replay.now[choice], bodies)
+
+    def _numbered(self, choice: int, sent: Sent, bodies: list[dict[str, Any]]) -> bytes:
+        """Encode events, and keep what is known when they have been sent."""
+        self._num_sent = self._form.num_events
+        self.request.state.progress = (choice, sent, self._num_sent)
+        return _events(bodies)
+
     def _count(self, index: int, output: StepOutput) -> None:
+        self.service.answered(self._requests[index : index + 1])
         if output.choice is not None:
             self._ended[index].append(output)
             seconds = time.monotonic() - self._started
@@ -175,14 +249,6 @@ class Stream(EventSourceResponse):
                 if not self._active.complete:
                     log_fields["disconnected"] = True
                     self._active.service.metrics.disconnected()
-
-
-async def _prepend(
-    first: tuple[int, StepOutput], following: AsyncGenerator[tuple[int, StepOutput], None]
-) -> AsyncIterator[tuple[int, StepOutput]]:
-    yield first
-    async for each in following:
-        yield each
 
 
 def error_events(url: str, error: Exception, number: int) -> bytes:

@@ -19,6 +19,7 @@ _SHOWN: Mapping[str, str] = {
     "seconds": "{:.2f} s",
     "prompt_tokens": "prompt {}",
     "cached_tokens": "{} cached",
+    "computed_tokens": "{} computed",
     "first_token_seconds": "first token {:.2f} s",
     "completion_tokens": "{} tokens",
     "tokens_per_second": "{:.1f} a second",

@@ -137,7 +137,8 @@ class Metrics(HTTPMetrics):
     """Counts what the server does.
 
     Args:
-        live: returns how many choices are `running` and `waiting`.
+        live: returns how many choices are `running` and `waiting`, and of the prompts without an answer the
+            `prompt_tokens_computed` and `prompt_tokens_waiting`.
 
     Attributes:
         prompted: counts the prompt tokens of an admitted request.
@@ -151,10 +152,21 @@ class Metrics(HTTPMetrics):
             pool = llm.target.pool
             return 1 - pool.num_available / pool.num_pages if pool is not None and pool.num_pages else 0.0
 
+        def of(name: str) -> Callable[[], float]:
+            return lambda: live()[name]
+
         factory.gauges(  # read from the engine, possibly in the middle of a step
             {
-                "vllm:num_requests_running": ("Sequences that are computed.", lambda: live()["running"]),
-                "vllm:num_requests_waiting": ("Sequences that wait.", lambda: live()["waiting"]),
+                "vllm:num_requests_running": ("Sequences that are computed.", of("running")),
+                "vllm:num_requests_waiting": ("Sequences that wait.", of("waiting")),
+                "forerun:prompt_tokens_computed": (
+                    "Tokens of prompts that are computed, of requests without output.",
+                    of("prompt_tokens_computed"),
+                ),
+                "forerun:prompt_tokens_waiting": (
+                    "Tokens of prompts that are not computed yet.",
+                    of("prompt_tokens_waiting"),
+                ),
                 "vllm:kv_cache_usage_perc": ("Share of the pages of keys and values in use.", used),
             }
         )

@@ -118,6 +118,7 @@ class Service:
         self.engine = AsyncLLM(llm)
         self.metric_factory = metric_factory or Prometheus(name)
         self._num_held = Counter[str | None]()  # choices, by tenant
+        self._unanswered: dict[int, int] = {}  # by id of the engine's requests without output, the prompts' tokens
         self.metrics = Metrics(llm, self.live, self.metric_factory)
         template = options.response_template
         self.texts = ModelTexts(llm.tokenizer, None if template is None else read_format(template))
@@ -234,12 +235,28 @@ class Service:
     ) -> AsyncGenerator[tuple[int, StepOutput], None]:
         """Record that a request's prompts enter the engine, and return the outputs, as `AsyncLLM.outputs`."""
         request.state.category = "" if self._journal is None else category_of(request)
+        self._unanswered |= {each.id: len(each.prompt_token_ids) for each in requests}
         num_tokens = sum(len(each.prompt_token_ids) for each in requests)
         self.metrics.prompted(num_tokens)
         request.state.log_fields.update(prompt_tokens=num_tokens, prompts=len(requests), stream=completion.stream)
         if self.options.log_prompts:
             _log.info({"event": "prompts", "request_id": request.state.request_id, "prompts": completion.prompts})
         return self.engine.outputs(requests, self.options.request_timeout)
+
+    def answered(self, requests: Seq[PromptRequest]) -> None:
+        """Record that these requests have an output, or have ended."""
+        for each in requests:
+            self._unanswered.pop(each.id, None)
+
+    def progress(self, requests: Seq[PromptRequest]) -> dict[str, int]:
+        """Return the tokens of these requests' prompts, those of them that are computed, and how many choices of all
+        requests wait while none of these is computed."""
+        computed = self.llm.engine.scheduler.computed_prompts()
+        return {
+            "computed": sum(computed.get(each.id, 0) for each in requests),
+            "prompt": sum(len(each.prompt_token_ids) for each in requests),
+            "waiting": 0 if any(each.id in computed for each in requests) else self.live()["waiting"],
+        }
 
     def record(
         self, output: StepOutput, completion: CompletionRequest, prompt: int, request: Request, seconds: float
@@ -278,10 +295,15 @@ class Service:
         """Return the current state of the engine."""
         engine = self.llm.engine
         running = len(engine.scheduler.running)
+        prompts = {**self._unanswered}
+        in_engine = engine.scheduler.computed_prompts()
+        computed = sum(in_engine.get(each, 0) for each in prompts)
         return {
             "running": running,
             "waiting": max(self.num_choices - running, 0),
             "max_batch": engine.config.max_batch,
+            "prompt_tokens_computed": computed,
+            "prompt_tokens_waiting": sum(prompts.values()) - computed,
             "last_step": asdict(engine.last_step),
         }
 

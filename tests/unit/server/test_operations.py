@@ -251,8 +251,8 @@ def test_a_failing_forward_ends_its_request_alone() -> None:
         served.llm.target.before_forward = fail  # type: ignore[attr-defined]
         for stream in (False, True):
             failed = http.post(COMPLETIONS, json={**SHORT, "stream": stream})
-            assert failed.status_code == 500 and "the text" not in failed.text
-            assert failed.json()["error"]["type"] == "server_error"
+            assert failed.status_code == (200 if stream else 500) and "the text" not in failed.text
+            assert '"type":"server_error"' in failed.text
         served.llm.target.before_forward = lambda _: None  # type: ignore[attr-defined]
         assert http.post(COMPLETIONS, json=SHORT).status_code == 200
 

@@ -40,7 +40,12 @@ def test_the_page_finds_its_elements() -> None:
 
 def test_the_figures(http: httpx.Client, served: Served) -> None:
     now = http.get("/live").json()
-    assert now["max_batch"] == 4 and now["running"] == now["waiting"] == 0 and "num_draft_tokens" in now["last_step"]
+    assert (
+        now["max_batch"] == 4
+        and now["running"] == now["waiting"] == 0
+        and now["prompt_tokens_waiting"] == 0
+        and "num_draft_tokens" in now["last_step"]
+    )
     offers = [] if served.llm.drafter is None else [*served.llm.drafter.offers]
     assert http.get("/v1/models").json()["data"][0]["drafters"] == offers
 

@@ -201,7 +201,7 @@ def _value(content: bytes) -> Any:
 def _combined(states: list[dict[str, Any]]) -> dict[str, Any]:
     """Combine the states of batch engines: counts are added, the last step is that of the busiest engine."""
     busiest = max(states, key=lambda state: state["running"])
-    counts = {name: sum(state[name] for state in states) for name in ("running", "waiting", "max_batch")}
+    counts = {name: sum(state[name] for state in states) for name in busiest if name != "last_step"}
     return {**counts, "last_step": busiest["last_step"], "replicas": len(states)}
 
 

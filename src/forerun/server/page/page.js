@@ -38,6 +38,10 @@ function busy(is) {
   at("output").setAttribute("aria-busy", is);
 }
 
+function prompting({ computed, prompt, waiting }) {
+  at("send").textContent = waiting ? `Waiting (${waiting})` : `Prompt ${computed} of ${prompt}`;
+}
+
 function empty() {
   messages.length = 0;
   at("output").replaceChildren();
@@ -152,7 +156,8 @@ async function* events(response) {
     const parts = (rest + value).split("\n\n");
     rest = parts.pop();
     for (const part of parts) {
-      if (part.startsWith("data: ") && part !== "data: [DONE]") yield JSON.parse(part.slice(6));
+      if (part.startsWith(": progress ")) prompting(JSON.parse(part.slice(11)));
+      else if (part.startsWith("data: ") && part !== "data: [DONE]") yield JSON.parse(part.slice(6));
     }
   }
 }
@@ -179,6 +184,7 @@ async function generate(path, body, box, answer) {
   if (!response.ok) throw new Error((await response.json()).error.message);
   for await (const chunk of events(response)) {
     if (chunk.error) throw new Error(chunk.error.message);
+    at("send").textContent = "Writing…";
     for (const choice of chunk.choices) {
       answer.text += (choice.delta ? choice.delta.content : choice.text) || "";
       tokens += (choice.drafts || []).length;
@@ -234,6 +240,8 @@ async function look() {
     const now = await told("/live");
     at("batch").textContent = `${now.running} of ${now.max_batch}`;
     at("waiting").textContent = now.waiting;
+    const prompts = now.prompt_tokens_computed + now.prompt_tokens_waiting;
+    at("prompts").textContent = prompts ? `${now.prompt_tokens_computed} of ${counted(prompts, "token")}` : "–";
     const step = now.last_step;
     at("step").textContent = `${counted(step.num_rows, "row")}, ${counted(step.num_tokens, "token")}`;
     const drafted = step.num_draft_tokens;
@@ -241,6 +249,7 @@ async function look() {
   } catch (error) {
     if (error.status === 401 || error.status === 403) refused = key;
     at("batch").title = error.message;
+    at("prompts").textContent = "–";
     at("batch").textContent = at("waiting").textContent = at("step").textContent = at("reason").textContent = "–";
   }
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence as Seq
 from dataclasses import dataclass, replace
@@ -198,6 +199,11 @@ def grammar_warnings(every: Iterable[SequenceStats]) -> dict[str, list[str]]:
     return {"warnings": [*found]} if found else {}
 
 
+def progress_comment(progress: Mapping[str, int]) -> str:
+    """Return a comment, which clients skip, on how far a request's prompts are."""
+    return f"progress {json.dumps(progress)}"
+
+
 @dataclass(frozen=True, slots=True)
 class Asked:
     """What is answered, and by which names.
@@ -388,6 +394,15 @@ class Chunks:
         if reason is not None:
             made["stop_reason"] = given.stop_reason
         return made | ({"token_ids": given.token_ids} if self._request.returned.token_ids else {})
+
+    def begun(self) -> Iterator[dict[str, Any]]:
+        """Yield the chunks that come before any output: none."""
+        yield from ()
+
+    def keep_alive(self, progress: Mapping[str, int]) -> Iterator[str | dict[str, Any]]:
+        """Yield what the stream sends at once, and every `KEEP_ALIVE` seconds while a prompt is computed; a string is a
+        comment. progress: `Service.progress`."""
+        yield progress_comment(progress)
 
     def of(self, prompt: int, output: StepOutput) -> Iterator[dict[str, Any]]:
         """Yield the chunks of one output; none if there is nothing to show yet.

@@ -15,7 +15,7 @@ from forerun.chat.response_parser import Delta
 from forerun.engine.chat_template import encode
 from forerun.engine.results import Choice, Generation, StepOutput
 from forerun.errors import PromptError, RequestBodyError
-from forerun.server.protocol.answers import Asked, metrics
+from forerun.server.protocol.answers import Asked, metrics, progress_comment
 from forerun.server.protocol.bodies import (
     BodyPart,
     Count,
@@ -216,7 +216,6 @@ class MessageEvents:
         (self._prompt,) = asked.prompts
         self._head = {"id": f"msg_{asked.name}", "type": "message", "role": "assistant", "model": asked.model}
         self._message = asked.message()
-        self._is_begun = False
         self._open: tuple[str, int] | None = None  # kind of the open block, and index of its call
         # blocks that are closed; white space before a text
         self._num_blocks = 0
@@ -235,12 +234,19 @@ class MessageEvents:
         content += [_tool_use(call, each["name"], json.loads(each["arguments"])) for call, each in functions]
         return {**self._head, "content": content, **self._end(choice), **self._figures(choice)}
 
+    def begun(self) -> Iterator[dict[str, Any]]:
+        """Yield the event that comes before any output."""
+        usage = {"input_tokens": len(self._prompt), "output_tokens": 0}
+        empty: dict[str, Any] = {"content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
+        yield {"type": "message_start", "message": {**self._head, **empty}}
+
+    def keep_alive(self, progress: Mapping[str, int]) -> Iterator[str | dict[str, Any]]:
+        """Yield what comes while the prompt is computed (`Chunks.keep_alive`)."""
+        yield progress_comment(progress)
+        yield {"type": "ping"}
+
     def of(self, prompt: int, output: StepOutput) -> Iterator[dict[str, Any]]:
         """Yield the events of one output."""
-        if not self._is_begun:
-            self._is_begun, usage = True, {"input_tokens": len(self._prompt), "output_tokens": 0}
-            empty: dict[str, Any] = {"content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
-            yield {"type": "message_start", "message": {**self._head, **empty}}
         for delta in self._message.push(output.chunk.text, last=output.chunk.finish_reason is not None):
             yield from self._of_delta(delta)
 

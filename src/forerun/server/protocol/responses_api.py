@@ -18,7 +18,7 @@ from forerun.chat.response_parser import Delta
 from forerun.engine.results import Choice, Generation, StepOutput
 from forerun.errors import RequestBodyError
 from forerun.server.kept_responses import KeptResponse, KeptResponses
-from forerun.server.protocol.answers import Asked, chat_logprobs, metrics
+from forerun.server.protocol.answers import Asked, chat_logprobs, metrics, progress_comment
 from forerun.server.protocol.bodies import (
     BodyPart,
     Count,
@@ -272,11 +272,18 @@ class ResponseEvents:
         deque(chain(self._pushed(choice.text, choice.logprobs, last=True), self._ended(choice)), maxlen=0)
         return self._body(generations[0])
 
+    def begun(self) -> Iterator[dict[str, Any]]:
+        """Yield the event that comes before any output."""
+        yield self._event("response.created", response=self._unfinished("in_progress"))
+
+    def keep_alive(self, progress: Mapping[str, int]) -> Iterator[str | dict[str, Any]]:
+        """Yield what comes while the prompt is computed (`Chunks.keep_alive`); to some clients' patience, comments do
+        not count."""
+        yield progress_comment(progress)
+        yield self._event("response.in_progress", response=self._unfinished("in_progress"))
+
     def of(self, place: int, output: StepOutput) -> Iterator[dict[str, Any]]:
         """Yield the events of one output."""
-        if not self.num_events:
-            yield self._event("response.created", response=self._unfinished("in_progress"))
-            yield self._event("response.in_progress", response=self._unfinished("in_progress"))
         chunk = output.chunk
         yield from self._pushed(chunk.text, chunk.logprobs, last=chunk.finish_reason is not None)
 

@@ -277,6 +277,17 @@ def test_a_stream_goes_on_at_another_replica(path: str, more: dict[str, Any]) ->
                 assert events.count("[DONE]") == 1 and events[-1] == "[DONE]"
 
 
+def test_a_message_begins_once_wherever_its_replica_ends() -> None:
+    body = {**MESSAGES, "max_tokens": 8, "temperature": 0, "ignore_eos": True, "stream": True}
+    with running() as (replicas, _, http):
+        events: list[list[str]] = []
+        for at in (-1, *range(1, 9)):
+            replicas.fails = lost(at, -1)
+            found = told(http.post("/v1/messages", json=body))
+            events.append([event["type"] for event in found if event["type"] not in ("ping", "content_block_delta")])
+        assert events[0][0] == "message_start" and events == events[:1] * 9
+
+
 @pytest.mark.parametrize("path", [COMPLETIONS, CHAT, RESPONSES])
 @pytest.mark.parametrize("temperature", [0, 1])
 def test_a_stream_that_cannot_go_on_ends_with_an_error(path: str, temperature: int) -> None:
