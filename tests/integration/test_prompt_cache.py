@@ -12,6 +12,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 from threading import Event
+from typing import Any
 
 import pytest
 
@@ -19,9 +20,11 @@ from families import Folders
 from forerun import LLM, ConfigError, SamplingParams
 from forerun.config import EngineConfig
 from forerun.engine import Choice, Engine
+from forerun.engine.step import READ_AT_ONCE
 from forerun.kernels.cpu import native
 from forerun.kernels.cpu.page_layout import PAGE
 from forerun.kv_cache import prompt_cache
+from forerun.kv_cache.prefix_tree import Page
 from forerun.models import Model, load_draft_model, load_model
 from forerun.utils.machine import GIB
 from pool_integrity import check_integrity
@@ -238,6 +241,70 @@ def test_a_page_that_was_evicted_meanwhile_is_not_written(model: Model, tmp_path
     cache._is_there = lambda name, used: not model.pool.forget()  # it is found, then evicted, and then to be copied
     answer(engine, prompt_of(model, 3))
     assert files(tmp_path) == []
+
+
+def test_a_page_that_is_evicted_while_it_is_written_is_whole(model: Model, tmp_path: Path) -> None:
+    prompt = prompt_of(model, 3)
+    answer(engine_of(model, tmp_path / "whole"), prompt)
+    engine = engine_of(model, tmp_path / "evicted")
+    cache = engine.memory.prompt_cache
+    write = cache._write
+
+    def evict_and_write(*arguments: Any) -> bool:
+        assert model.pool.forget()
+        pages: list[Page] = []
+        model.pool.take(pages, 3)  # zeros
+        model.pool.give_back(pages)
+        return write(*arguments)
+
+    cache._write = evict_and_write
+    disk_is_free = Event()
+    cache._thread.submit(disk_is_free.wait)
+    engine.add(prompt, GREEDY)
+    while engine.has_work:
+        engine.step()
+    disk_is_free.set()
+    engine.close()
+    (path,) = files(tmp_path / "evicted")
+    assert path.read_bytes() == files(tmp_path / "whole")[-1].read_bytes()
+
+
+@pytest.mark.parametrize("num_pages", [3, 11, 16])
+def test_others_do_not_wait_while_a_prompt_is_read(num_pages: int, model: Model, tmp_path: Path) -> None:
+    """A step reads eight pages beside the sequence that is answered, which gets a token in each."""
+    prompt = prompt_of(model, num_pages)
+    first = answer(engine_of(model, tmp_path), prompt)
+    engine = engine_of(model, tmp_path)
+    engine.add([1, 2, 3], replace(GREEDY, max_tokens=40))
+    engine.step()
+    number = engine.add(prompt, GREEDY)
+    seen = []
+    while engine.has_work:
+        done = {output.request_id: output.choice for output in engine.step()}
+        seen.append(model.pool.num_published)
+        if number in done:
+            again = done[number]
+    assert seen[: num_pages // READ_AT_ONCE + 1] == [*range(8, num_pages + 1, 8), num_pages]
+    assert again.stats.num_cached_tokens == again.stats.num_read_tokens == num_pages * PAGE
+    assert (again.token_ids, again.logprobs) == (first.token_ids, first.logprobs)
+    check_integrity(model.pool)
+
+
+def test_a_request_is_aborted_while_its_prompt_is_read(model: Model, tmp_path: Path) -> None:
+    prompt = prompt_of(model, 16)
+    answer(engine_of(model, tmp_path), prompt)
+    engine = engine_of(model, tmp_path)
+    first = engine.add([1, 2, 3], replace(GREEDY, max_tokens=4))
+    engine.step()
+    second = engine.add(prompt, GREEDY)
+    engine.step()
+    assert model.pool.num_published == 8
+    engine.abort(second)
+    last = {}
+    while engine.has_work:
+        last |= {output.request_id: output.choice.finish_reason for output in engine.step()}
+    assert last == {first: "length", second: "abort"}
+    check_integrity(model.pool)
 
 
 def test_no_more_is_read_than_there_is_room_for(model: Model, tmp_path: Path) -> None:

@@ -87,9 +87,11 @@ class PromptCache:
         self._thread = ThreadPoolExecutor(1, "prompt-cache")  # at exit, Python waits for what it has begun
         _log.info("prompt cache %s: %.2f of %.2f GiB in use", folder, self._count() / 2**30, nbytes / 2**30)
 
-    def read(self, token_ids: Sequence[int], tenant: str | None) -> int:
+    def read(self, token_ids: Sequence[int], tenant: str | None, most: float = math.inf) -> int:
         """Publish the pages that files have of these tokens, but for the last one, after those that are published. The
         last gets its states. Only the engine's thread may call this.
+
+        most: pages that are read.
 
         Returns:
             The tokens of pages that were read.
@@ -103,7 +105,7 @@ class PromptCache:
                 names.append(name)
                 if index < first:
                     continue
-                found = self._tensors(f"{name}.page")
+                found = self._tensors(f"{name}.page") if index - first < most else None
                 if found is None or not self._pool.num_available:
                     break
                 self._pool.take(pages, 1)
