@@ -12,6 +12,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 from threading import Event
+from typing import Any
 
 import pytest
 
@@ -19,9 +20,11 @@ from families import Folders
 from forerun import LLM, ConfigError, SamplingParams
 from forerun.config import EngineConfig
 from forerun.engine import Choice, Engine
+from forerun.engine.step import READ_AT_ONCE
 from forerun.kernels.cpu import native
 from forerun.kernels.cpu.page_layout import PAGE
 from forerun.kv_cache import prompt_cache
+from forerun.kv_cache.prefix_tree import Page
 from forerun.models import Model, load_draft_model, load_model
 from forerun.utils.machine import GIB
 from pool_integrity import check_integrity
@@ -33,7 +36,8 @@ pytestmark = needs_native
 
 def prompt_of(model: Model, num_pages: int, start: int = 11) -> list[int]:
     """Whole pages, and some tokens more."""
-    return [(7 * i * i + 3 * i + start) % min(200, model.vocab_size) for i in range(num_pages * PAGE + 5)]
+    most = min(200, model.vocab_size)
+    return [start // most, start % most, *((7 * i * i + 3 * i) % most for i in range(num_pages * PAGE + 3))]
 
 
 def engine_of(model: Model, folder: Path, **options: object) -> Engine:
@@ -203,6 +207,23 @@ def test_a_full_disk_is_a_line_in_the_log(
     assert again.token_ids == first.token_ids and len(files(tmp_path)) == 2  # from memory, and now on disk
 
 
+def test_rights_that_are_lost_are_a_line_in_the_log(
+    model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of reading as of writing, while it runs."""
+    prompt = prompt_of(model, 2)
+    first = answer(engine_of(model, tmp_path), prompt)
+    engine = engine_of(model, tmp_path)
+    denied = PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    monkeypatch.setattr(Path, "read_bytes", raising(denied))
+    monkeypatch.setattr(os, "utime", raising(denied))
+    again = answer(engine, prompt)
+    assert (again.stats.num_cached_tokens, again.token_ids) == (0, first.token_ids)
+    lines = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert ["Permission denied" in line for line in lines] == [True, True]
+    assert len(files(tmp_path)) == 2
+
+
 def test_a_page_that_was_evicted_meanwhile_is_not_written(model: Model, tmp_path: Path) -> None:
     """Nothing waits for the disk: pages that are gone when their turn comes are left out."""
     engine = engine_of(model, tmp_path)
@@ -220,6 +241,70 @@ def test_a_page_that_was_evicted_meanwhile_is_not_written(model: Model, tmp_path
     cache._is_there = lambda name, used: not model.pool.forget()  # it is found, then evicted, and then to be copied
     answer(engine, prompt_of(model, 3))
     assert files(tmp_path) == []
+
+
+def test_a_page_that_is_evicted_while_it_is_written_is_whole(model: Model, tmp_path: Path) -> None:
+    prompt = prompt_of(model, 3)
+    answer(engine_of(model, tmp_path / "whole"), prompt)
+    engine = engine_of(model, tmp_path / "evicted")
+    cache = engine.memory.prompt_cache
+    write = cache._write
+
+    def evict_and_write(*arguments: Any) -> bool:
+        assert model.pool.forget()
+        pages: list[Page] = []
+        model.pool.take(pages, 3)  # zeros
+        model.pool.give_back(pages)
+        return write(*arguments)
+
+    cache._write = evict_and_write
+    disk_is_free = Event()
+    cache._thread.submit(disk_is_free.wait)
+    engine.add(prompt, GREEDY)
+    while engine.has_work:
+        engine.step()
+    disk_is_free.set()
+    engine.close()
+    (path,) = files(tmp_path / "evicted")
+    assert path.read_bytes() == files(tmp_path / "whole")[-1].read_bytes()
+
+
+@pytest.mark.parametrize("num_pages", [3, 11, 16])
+def test_others_do_not_wait_while_a_prompt_is_read(num_pages: int, model: Model, tmp_path: Path) -> None:
+    """A step reads eight pages beside the sequence that is answered, which gets a token in each."""
+    prompt = prompt_of(model, num_pages)
+    first = answer(engine_of(model, tmp_path), prompt)
+    engine = engine_of(model, tmp_path)
+    engine.add([1, 2, 3], replace(GREEDY, max_tokens=40))
+    engine.step()
+    number = engine.add(prompt, GREEDY)
+    seen = []
+    while engine.has_work:
+        done = {output.request_id: output.choice for output in engine.step()}
+        seen.append(model.pool.num_published)
+        if number in done:
+            again = done[number]
+    assert seen[: num_pages // READ_AT_ONCE + 1] == [*range(8, num_pages + 1, 8), num_pages]
+    assert again.stats.num_cached_tokens == again.stats.num_read_tokens == num_pages * PAGE
+    assert (again.token_ids, again.logprobs) == (first.token_ids, first.logprobs)
+    check_integrity(model.pool)
+
+
+def test_a_request_is_aborted_while_its_prompt_is_read(model: Model, tmp_path: Path) -> None:
+    prompt = prompt_of(model, 16)
+    answer(engine_of(model, tmp_path), prompt)
+    engine = engine_of(model, tmp_path)
+    first = engine.add([1, 2, 3], replace(GREEDY, max_tokens=4))
+    engine.step()
+    second = engine.add(prompt, GREEDY)
+    engine.step()
+    assert model.pool.num_published == 8
+    engine.abort(second)
+    last = {}
+    while engine.has_work:
+        last |= {output.request_id: output.choice.finish_reason for output in engine.step()}
+    assert last == {first: "length", second: "abort"}
+    check_integrity(model.pool)
 
 
 def test_no_more_is_read_than_there_is_room_for(model: Model, tmp_path: Path) -> None:
@@ -305,7 +390,7 @@ import sys
 from forerun import LLM
 llm = LLM("bundled-draft", None, prompt_cache=sys.argv[1], threads=1)
 for start in range(int(sys.argv[2]), 1000):
-    prompt = [(7 * i * i + 3 * i + start) % 200 for i in range(4 * 64 + 5)]
+    prompt = [start // 200, start % 200, *((7 * i * i + 3 * i) % 200 for i in range(4 * 64 + 3))]
     found = llm.generate(prompt, temperature=0, max_tokens=4, ignore_eos=True)
     print(start, found.stats.num_cached_tokens, *found.token_ids, flush=True)
     if len(sys.argv) > 3:
@@ -317,7 +402,7 @@ for start in range(int(sys.argv[2]), 1000):
 def test_killed_in_a_loop_by_two_processes(model: Model, tmp_path: Path) -> None:
     """Fifty times, amid writing: what is there is whole, and a process that ends by itself has written everything."""
     number = 0
-    for round_ in range(25):
+    for number_of_round in range(25):
         children = [
             subprocess.Popen(
                 [sys.executable, "-c", CHILD, str(tmp_path), str(number)], stdout=subprocess.PIPE, text=True
@@ -326,7 +411,7 @@ def test_killed_in_a_loop_by_two_processes(model: Model, tmp_path: Path) -> None
         ]
         for child in children:
             child.stdout.readline()
-        time.sleep(0.013 * round_ % 0.1)
+        time.sleep(0.013 * number_of_round % 0.1)
         for child in children:
             child.send_signal(signal.SIGKILL)
         lines = [line for child in children for line in child.communicate()[0].splitlines()]

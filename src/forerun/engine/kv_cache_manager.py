@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -93,8 +94,7 @@ class KVCacheManager:
         return PromptCache(Path(folder), size, pool, fingerprint, has_states=target.state_nbytes > 0)
 
     def begin(self, state: SequenceState) -> None:
-        """Give the sequence a cache that holds the longest prefix of its tokens that is in memory, or
-        on disk."""
+        """Give the sequence a cache that holds the longest prefix of its tokens that is in memory or on disk."""
         cache = state.cache = state.sequence.cache = self._target.new_cache()
         if not self.reuses or state.wants_prompt_logprobs:
             return
@@ -102,19 +102,26 @@ class KVCacheManager:
         shared = sequence.num_prompt - 1
         leader = state.leader
         source = None if leader is None else leader.cache
-        num_read = 0
         state.leader = None
         if source is not None and source.length >= shared and not self._target.state_nbytes:
             cache.fork(source, shared)
         else:
             if leader is not None and self._target.state_nbytes:  # states are shared at the borders of pages only
                 self.publish(leader)
-            if self.prompt_cache is not None:
-                num_read = self.prompt_cache.read(sequence.token_ids, sequence.params.tenant)
+            self.read(state)
             cache.adopt(sequence.token_ids, sequence.params.tenant)
         if not sequence.num_output and not state.stats.num_preemptions:  # else they may be what it has computed itself
             state.stats.num_cached_tokens = cache.length
-            state.stats.num_read_tokens = min(num_read, cache.length)
+            state.stats.num_read_tokens = min(state.stats.num_read_tokens, cache.length)
+
+    def read(self, state: SequenceState, most: float = math.inf) -> bool:
+        """Read what the disk has of the tokens of a sequence without a cache, `most` pages of it. Returns whether there
+        may be more."""
+        if self.prompt_cache is None or not self.reuses or state.wants_prompt_logprobs:
+            return False
+        num_read = self.prompt_cache.read(state.sequence.token_ids, state.sequence.params.tenant, most)
+        state.stats.num_read_tokens += num_read
+        return num_read == most * PAGE
 
     def chunk(self, state: SequenceState, most: int) -> int:
         """Return how many of the next `most` tokens to compute at once. With recurrent layers, whose states can only be

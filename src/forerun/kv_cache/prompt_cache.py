@@ -26,7 +26,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from forerun.config import MEMORY_LOG
@@ -85,9 +87,11 @@ class PromptCache:
         self._thread = ThreadPoolExecutor(1, "prompt-cache")  # at exit, Python waits for what it has begun
         _log.info("prompt cache %s: %.2f of %.2f GiB in use", folder, self._count() / 2**30, nbytes / 2**30)
 
-    def read(self, token_ids: Sequence[int], tenant: str | None) -> int:
+    def read(self, token_ids: Sequence[int], tenant: str | None, most: float = math.inf) -> int:
         """Publish the pages that files have of these tokens, but for the last one, after those that are published. The
         last gets its states. Only the engine's thread may call this.
+
+        most: pages that are read.
 
         Returns:
             The tokens of pages that were read.
@@ -101,11 +105,11 @@ class PromptCache:
                 names.append(name)
                 if index < first:
                     continue
-                found = self._tensors(f"{name}.page")
+                found = self._tensors(f"{name}.page") if index - first < most else None
                 if found is None or not self._pool.num_available:
                     break
                 self._pool.take(pages, 1)
-                pages[-1].content[0].copy_(found[0])
+                _bytes_of(pages[-1])[:] = found[0].numpy()
             self._pool.publish(pages, first, len(pages), token_ids, tenant)
             for end in range(len(pages), 0, -1) if self._has_states else ():
                 if pages[end - 1].state is not None:
@@ -126,7 +130,8 @@ class PromptCache:
 
     def flush(self) -> None:
         """Wait until what is to be written is."""
-        self._thread.submit(int).result()
+        with suppress(RuntimeError):  # as above: Python waits itself
+            self._thread.submit(int).result()
 
     def _names(self, token_ids: Sequence[int], tenant: str | None) -> Iterator[str]:
         """Yield the name of each whole page of these tokens, without the suffix of a file."""
@@ -136,16 +141,18 @@ class PromptCache:
             yield name
 
     def _tensors(self, name: str) -> list[Tensor] | None:
-        """Return what a file holds; None if there is none, or none that can be used, which is removed."""
+        """Return what a file holds; None if there is none that can be used. A damaged one is removed."""
         path = self._folder / name
-        if not path.exists():
-            return None
         try:
             return _read(path)
-        except (ConfigError, OSError, ValueError, KeyError) as error:
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            _log.warning("%s cannot be read: %s. The prompt is computed.", path, error.strerror)
+        except (ConfigError, ValueError, KeyError) as error:
             _log.warning("%s The prompt is computed.", error)
             remove(path)
-            return None
+        return None
 
     def _write_next(self) -> None:
         """Write the missing pages of the prefix that waits longest, and the states after its end; note that the others
@@ -161,13 +168,13 @@ class PromptCache:
             for index, (page, name) in enumerate(zip(pages, self._names(token_ids, tenant), strict=False)):
                 node, state, used = page.node, page.state, now - 1000 * index
                 if not self._is_there(f"{name}.page", used):
-                    content = page.content[0].clone()
+                    content = torch.from_numpy(_bytes_of(page).copy())  # by this thread alone, as torch's would not be
                     is_evicted = node is None or page.node is not node  # and has another prefix's numbers, perhaps
                     if is_evicted or not self._write(f"{name}.page", [content], used):
                         return
                 if index == last and state is not None and not self._is_there(f"{name}.state", used):
                     self._write(f"{name}.state", state, used)
-        except (ConfigError, OSError) as error:
+        except Exception as error:
             self._resumes = time.monotonic() + _PAUSE
             _log.warning("Prompts are not kept on disk for %.0f seconds: %s", _PAUSE, error)
 
@@ -230,6 +237,11 @@ def _check_folder(folder: Path) -> None:
         raise ConfigError(f"prompt_cache {folder} is of version {version}, not {_VERSION}. {remedy}")
 
 
+def _bytes_of(page: Page) -> NDArray[np.uint8]:
+    """Return a view of a page's memory."""
+    return page.content[0].view(torch.uint8).numpy()
+
+
 def _write(path: Path, tensors: Sequence[Tensor]) -> None:
     forms = [(str(each.dtype).removeprefix("torch."), list(each.shape)) for each in tensors]
     head = json.dumps({"version": _VERSION, "file": path.name, "tensors": forms}).encode()
@@ -243,11 +255,11 @@ def _read(path: Path) -> list[Tensor]:
     """Return the tensors of a file. It is read, not mapped: a map of a file that shrinks ends the process.
 
     Raises:
-        ConfigError: it is not as it was written, or cannot be read.
-        OSError, ValueError, KeyError: it was removed meanwhile, or is another file by this name.
+        OSError: it cannot be read.
+        ConfigError, ValueError, KeyError: it is not as it was written, or is another file by this name.
     """
-    check_seal(path, ConfigError, "")
     content = bytearray(path.read_bytes())
+    check_seal(path, ConfigError, "")
     start = content.index(b"\n") + 1
     head = json.loads(content[:start])
     if (head["version"], head["file"]) != (_VERSION, path.name):
