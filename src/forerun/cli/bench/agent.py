@@ -12,6 +12,7 @@ from forerun.cli.flags import Flags, with_flags
 from forerun.cli.options import LLMOptions, choose_drafters, chosen_model
 from forerun.config import AUTO
 from forerun.lab.bench.tables import Report, Table
+from forerun.lab.results.files import without_folders
 
 
 @with_flags
@@ -26,17 +27,16 @@ def agent(
 ) -> None:
     """Replay a coding agent: the first token by turn, cache hits, drafters, restarts with and without the disk."""
     model = chosen_model(model)
-    chosen = choose_drafters(model, None, compared.drafters)
+    chosen = {without_folders(name): spec for name, spec in choose_drafters(model, None, compared.drafters).items()}
     watch = begin(threads, json)
     from forerun.lab.bench import agent as bench
     from forerun.lab.bench.recorded import drafter_facts, prompt_facts, target_facts
-    from forerun.lab.results.files import without_folders
 
     plain = open_plain(model, LLMOptions(), prefix_reuse="on")
     most = compared.max_tokens
-    prompts = bench.prompts_of(plain, bench.conversation(), most)
+    prompts = bench.encode_turns(plain, bench.conversation(), most)
     with TemporaryDirectory(prefix="forerun-") as folder:
-        turns, drafters, restarts = bench.measure(plain, chosen, prompts, most, Path(folder), say)
+        turns, drafters, restarts = bench.measure_agent(plain, chosen, prompts, most, Path(folder), say)
     name = f"{without_folders(model)}, answers up to {most} tokens"
     tables = [
         Table.of(f"{name}: {next(iter(chosen))}, turn by turn", bench.TURN_COLUMNS, turns),

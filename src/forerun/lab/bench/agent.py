@@ -96,7 +96,7 @@ def _call(path: str, step: int, lines: int) -> tuple[str, dict[str, str], str]:
     return "edit_file", {"path": path, "old": "\n".join(part[:4]), "new": "\n".join(new)}, "\n".join(diff)
 
 
-def prompts_of(llm: LLM, messages: Sequence[Sequence[dict[str, Any]]], max_tokens: int) -> list[BenchPrompt]:
+def encode_turns(llm: LLM, messages: Sequence[Sequence[dict[str, Any]]], max_tokens: int) -> list[BenchPrompt]:
     """Encode every turn. Raises PromptError where the model's template has no tools, ConfigError beyond its context."""
     target = llm.target
     made = []
@@ -108,11 +108,11 @@ def prompts_of(llm: LLM, messages: Sequence[Sequence[dict[str, Any]]], max_token
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class AnsweredTurn:
     """One answered turn.
 
     Attributes:
-        name: turn, drafter, or what was restarted.
+        name: its number, and what was restarted.
         prompt: tokens of the prompt. own: those that the turn before did not have.
         computed: tokens of the prompt that were in no cache. read: those that came from the disk.
         first_token: seconds to it. seconds: of the whole answer.
@@ -131,7 +131,7 @@ class Turn:
     token_ids: Sequence[int]
 
 
-def replay(llm: LLM, prompts: Sequence[BenchPrompt], max_tokens: int) -> list[Turn]:
+def replay_turns(llm: LLM, prompts: Sequence[BenchPrompt], max_tokens: int) -> list[AnsweredTurn]:
     """Answer the turns one after the other, at temperature 0."""
     turns = []
     before = 0
@@ -140,7 +140,7 @@ def replay(llm: LLM, prompts: Sequence[BenchPrompt], max_tokens: int) -> list[Tu
         length = len(each.token_ids)
         stats = answer.stats
         turns.append(
-            Turn(
+            AnsweredTurn(
                 each.name,
                 length,
                 length - before,
@@ -157,7 +157,7 @@ def replay(llm: LLM, prompts: Sequence[BenchPrompt], max_tokens: int) -> list[Tu
 
 
 @dataclass(frozen=True, slots=True)
-class DrafterRow:
+class DrafterOverTurns:
     """A drafter over all turns. over_plain: its speed by that of plain decoding. same: its answers are plain's."""
 
     drafter: str
@@ -167,7 +167,7 @@ class DrafterRow:
     same: bool
 
     @classmethod
-    def of(cls, drafter: str, turns: Sequence[Turn], plain: Sequence[Turn]) -> DrafterRow:
+    def of(cls, drafter: str, turns: Sequence[AnsweredTurn], plain: Sequence[AnsweredTurn]) -> DrafterOverTurns:
         """Summarize the turns beside those of plain decoding."""
         num_tokens = sum(len(turn.token_ids) for turn in turns)
         same = [turn.token_ids for turn in turns] == [turn.token_ids for turn in plain]
@@ -176,21 +176,21 @@ class DrafterRow:
         return cls(drafter, num_tokens / forwards, speed, speed / _speed(plain), same)
 
 
-def _speed(turns: Sequence[Turn]) -> float:
+def _speed(turns: Sequence[AnsweredTurn]) -> float:
     """Return the tokens per second after the first of each answer."""
     return sum(len(turn.token_ids) - 1 for turn in turns) / sum(turn.seconds - turn.first_token for turn in turns)
 
 
-TURN_COLUMNS: Columns[Turn] = {
+TURN_COLUMNS: Columns[AnsweredTurn] = {
     "turn": lambda row: row.name,
     "prompt tokens": lambda row: str(row.prompt),
     "new": lambda row: str(row.own),
     "computed": lambda row: str(row.computed),
     "first token, s": lambda row: f"{row.first_token:.2f}",
 }
-RESTART_COLUMNS: Columns[Turn] = {**TURN_COLUMNS, "from disk": lambda row: str(row.read)}
+RESTART_COLUMNS: Columns[AnsweredTurn] = {**TURN_COLUMNS, "from disk": lambda row: str(row.read)}
 del RESTART_COLUMNS["new"]
-DRAFTER_COLUMNS: Columns[DrafterRow] = {
+DRAFTER_COLUMNS: Columns[DrafterOverTurns] = {
     "drafter": lambda row: row.drafter,
     "tokens a forward": lambda row: f"{row.tokens_per_forward:.2f}",
     "tokens/s": lambda row: f"{row.tokens_per_second:.1f}",
@@ -199,14 +199,14 @@ DRAFTER_COLUMNS: Columns[DrafterRow] = {
 }
 
 
-def measure(
+def measure_agent(
     plain: LLM,
     drafters: Mapping[str, str],
     prompts: Sequence[BenchPrompt],
     max_tokens: int,
     folder: Path,
     say: Callable[[str], None] = lambda _: None,
-) -> tuple[list[Turn], list[DrafterRow], list[Turn]]:
+) -> tuple[list[AnsweredTurn], list[DrafterOverTurns], list[AnsweredTurn]]:
     """Return the turns of the first drafter, all drafters, and what restarts cost.
 
     The first drafter computes the prompts; the others, each new, find them in memory.
@@ -223,15 +223,18 @@ def measure(
     for name, spec in drafters.items():
         say(f"{len(prompts)} turns with {name}")
         with opened(spec, None if replayed else folder) as llm:
-            replayed[name] = replay(llm, prompts, max_tokens)
+            replayed[name] = replay_turns(llm, prompts, max_tokens)
     say("plain decoding")
-    base = replay(plain, prompts, max_tokens)
-    rows = [DrafterRow.of("none", base, base), *(DrafterRow.of(name, each, base) for name, each in replayed.items())]
+    base = replay_turns(plain, prompts, max_tokens)
+    rows = [
+        DrafterOverTurns.of("none", base, base),
+        *(DrafterOverTurns.of(name, each, base) for name, each in replayed.items()),
+    ]
     restarts = []
     for prompt, kept in product((prompts[0], prompts[-1]), (None, folder)):
         name = f"{prompt.name}, {'with' if kept else 'without'} the disk"
         say(name)
         plain.reset_prefix_cache()
         with opened(None, kept) as llm:
-            restarts += replay(llm, [BenchPrompt(name, "agent", prompt.token_ids)], max_tokens)
+            restarts += replay_turns(llm, [BenchPrompt(name, "agent", prompt.token_ids)], max_tokens)
     return next(iter(replayed.values())), rows, restarts

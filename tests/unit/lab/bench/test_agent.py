@@ -11,7 +11,7 @@ from clients.tools_model import write
 from forerun import LLM, ConfigError
 from forerun.kernels.cpu import native
 from forerun.kernels.cpu.page_layout import PAGE
-from forerun.lab.bench.agent import FILES, TOOLS, TURNS, conversation, measure, prompts_of
+from forerun.lab.bench.agent import FILES, TOOLS, TURNS, conversation, encode_turns
 
 
 def test_conversation() -> None:
@@ -32,11 +32,11 @@ def test_conversation() -> None:
 def test_a_turn_computes_its_own_tokens_and_a_page_at_most(tmp_path: Path) -> None:
     write(tmp_path / "model")
     with LLM(tmp_path / "model", None, dtype="float32", prefix_reuse="on") as plain:
-        prompts = prompts_of(plain, conversation(5, 2000, 12), 8)
+        prompts = encode_turns(plain, conversation(5, 2000, 12), 8)
         drafters = {"suffix": "suffix", "recycling": "recycling"}
-        turns, rows, restarts = measure(plain, drafters, prompts, 8, tmp_path / "kept")
+        turns, rows, restarts = measure_agent(plain, drafters, prompts, 8, tmp_path / "kept")
         with pytest.raises(ConfigError, match="turn 1 has"):
-            prompts_of(plain, conversation(5, 2000, 12), 32_000)
+            encode_turns(plain, conversation(5, 2000, 12), 32_000)
     assert turns[0].computed == turns[0].prompt == turns[0].own
     for turn in turns[1:]:
         assert 0 < turn.computed <= turn.own + PAGE < turn.prompt and turn.first_token > 0
