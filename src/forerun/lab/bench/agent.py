@@ -181,15 +181,17 @@ def _speed(turns: Sequence[AnsweredTurn]) -> float:
     return sum(len(turn.token_ids) - 1 for turn in turns) / sum(turn.seconds - turn.first_token for turn in turns)
 
 
-TURN_COLUMNS: Columns[AnsweredTurn] = {
+RESTART_COLUMNS: Columns[AnsweredTurn] = {
     "turn": lambda row: row.name,
     "prompt tokens": lambda row: str(row.prompt),
-    "new": lambda row: str(row.own),
     "computed": lambda row: str(row.computed),
+    "from disk": lambda row: str(row.read),
     "first token, s": lambda row: f"{row.first_token:.2f}",
 }
-RESTART_COLUMNS: Columns[AnsweredTurn] = {**TURN_COLUMNS, "from disk": lambda row: str(row.read)}
-del RESTART_COLUMNS["new"]
+TURN_COLUMNS: Columns[AnsweredTurn] = {
+    **{name: cell for name, cell in RESTART_COLUMNS.items() if name != "from disk"},
+    "new": lambda row: str(row.own),
+}
 DRAFTER_COLUMNS: Columns[DrafterOverTurns] = {
     "drafter": lambda row: row.drafter,
     "tokens a forward": lambda row: f"{row.tokens_per_forward:.2f}",
@@ -219,7 +221,7 @@ def measure_agent(
     def opened(spec: str | None, prompt_cache: Path | None) -> LLM:
         return LLM(plain.target, spec, tokenizer=plain.tokenizer, prefix_reuse="on", prompt_cache=prompt_cache)
 
-    replayed = {}
+    replayed: dict[str, list[AnsweredTurn]] = {}
     for name, spec in drafters.items():
         say(f"{len(prompts)} turns with {name}")
         with opened(spec, None if replayed else folder) as llm:

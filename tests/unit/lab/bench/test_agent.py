@@ -11,7 +11,7 @@ from clients.tools_model import write
 from forerun import LLM, ConfigError
 from forerun.kernels.cpu import native
 from forerun.kernels.cpu.page_layout import PAGE
-from forerun.lab.bench.agent import FILES, TOOLS, TURNS, conversation, encode_turns
+from forerun.lab.bench.agent import FILES, TOOLS, TURNS, conversation, encode_turns, measure_agent
 
 
 def test_conversation() -> None:
