@@ -29,6 +29,8 @@ _kernels = Path(__file__).parents[1] / "build" / "kernels"
 with suppress(OSError):  # kept from run to run and shared by the workers: compiling takes longer than most tests
     _kernels.mkdir(parents=True, exist_ok=True)
     Path(_home.name, "kernels").symlink_to(_kernels)
+os.environ["OLLAMA_MODELS"] = str(Path(_home.name, "ollama"))
+os.environ["XDG_STATE_HOME"] = str(Path(_home.name, "state"))  # nor chats that were kept here
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 # Read once, when torch and NumPy are imported; the processes that tests start inherit them.

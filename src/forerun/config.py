@@ -207,7 +207,15 @@ INSTRUCTIONS_VARIABLE = "FORERUN_INSTRUCTIONS"
 INSTRUCTIONS = ("amx", "avx512bf16", "avx512", "avxvnni", "avx2", "portable")
 """The best first. A processor that has one of them has those after it."""
 
-ENVIRONMENT_VARIABLES = (COST_CACHE_VARIABLE, HOME_VARIABLE, INSTRUCTIONS_VARIABLE, KERNELS_VARIABLE)
+MODELS_VARIABLE = "FORERUN_MODELS"
+"""Environment variable: folders of GGUF files, whose models commands take by name."""
+ENVIRONMENT_VARIABLES = (
+    COST_CACHE_VARIABLE,
+    HOME_VARIABLE,
+    INSTRUCTIONS_VARIABLE,
+    KERNELS_VARIABLE,
+    MODELS_VARIABLE,
+)
 """All that are read beside those of flags."""
 
 HYBRID_MODES = ("first", "merge")
@@ -308,7 +316,11 @@ class SamplingParams:
     """
 
     temperature: float = option(
-        1.0, "0 is greedy (ties to the lowest id); above 0 divides the logits.", low=0, high=100
+        1.0,
+        "0 is greedy (ties to the lowest id); above 0 divides the logits.",
+        low=0,
+        high=100,
+        flags=("--temperature", "--temp"),
     )
     top_k: int = option(0, "Keep the k most probable tokens; 0 and -1 keep all.", low=-1)
     top_p: float = option(

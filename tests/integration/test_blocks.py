@@ -39,6 +39,7 @@ NOT_RUN = {
     r"pytest|CXX=|FORERUN_HOME=|FORERUN_KERNELS=|FORERUN_VLLM|LD_PRELOAD=": "is a test of its own",
     r"http://(a|with)\b": "needs servers elsewhere",
     r"model\.gguf": "needs a GGUF file",
+    r"coder:1\.5b": "needs Ollama's store",
     r"lm_eval ": "needs lm_eval (make clients)",
 }
 """What a line of the shell has -> why it does not run here."""

@@ -132,6 +132,7 @@ def test_commands_and_their_flags_exist(page: Path) -> None:
             continue
         shown = [each for each in command.params if not getattr(each, "hidden", False)]  # others are keys of --config
         flags = {flag for each in shown for flag in (*each.opts, *each.secondary_opts)} | {"-h", "--help"}
+        flags |= {"-m", "--model"} if any(each.name == "model" for each in shown) else set()
         for word in rest:
             assert not re.match(r"--?[a-z]", word) or word.partition("=")[0] in flags, f"{page.name}: {word}: {words}"
 

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from forerun.config import SamplingParams
@@ -173,9 +174,15 @@ def _num_tokens(outputs: Mapping[int, StreamedChoice]) -> int:
 
 
 def follow(
-    llm: LLM, prompt: Any, params: SamplingParams, show: Callable[[StreamChunk], None]
+    llm: LLM,
+    prompt: Any,
+    params: SamplingParams,
+    show: Callable[[StreamChunk], None],
+    template: Mapping[str, Any] = MappingProxyType({}),
 ) -> tuple[dict[int, StreamedChoice], CallTimes, bool]:
     """Stream one request. Returns the choices by index, the wall-clock seconds, and whether Ctrl-C ended it.
+
+    template: what a chat template is given beside the messages.
 
     Every chunk that is counted has been shown: Ctrl-C is held back until the end of a chunk.
     """
@@ -186,7 +193,8 @@ def follow(
     times = CallTimes()
     start = time.perf_counter()
     try:
-        stream: Any = llm.stream(prompt, params)
+        given = {"chat_template_kwargs": template} if template else {}
+        stream: Any = llm.stream(prompt, params, **given)
         with closing(stream):  # however it ends, the engine frees the sequence now
             for chunk in stream:
                 with HeldInterrupts():

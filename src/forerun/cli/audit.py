@@ -32,11 +32,9 @@ _MOST_URLS = 2
 
 Model = Annotated[
     str | None,
-    typer.Argument(
-        metavar="MODEL",
-        help="The target model: 'smollm2' once it is fetched, 'bundled', a folder, a GGUF file, or a hub id. With "
-        "--url: what the server calls it.",
-        show_default="smollm2 if it is fetched, else bundled; with --url the server's first",
+    options.model_argument(
+        f"The target model: {options.A_MODEL} With --url: what the server calls it.",
+        "smollm2 if it is fetched, else bundled; with --url the server's first",
     ),
 ]
 Urls = Annotated[
@@ -74,6 +72,7 @@ def audit(
     *,
     model: Model = None,
     drafter: options.DrafterName = None,
+    draft_model: options.DraftModelName = None,
     url: Urls = None,
     api_key: ApiKey = None,
     prompts: Prompts = None,
@@ -105,6 +104,7 @@ def audit(
         if url:
             certificate = _of_server(url, api_key, model, prompts, settings, pace)
         else:
+            drafter = options.named_drafter(drafter, draft_model)
             certificate = _of_model(chosen_model(model, "MODEL"), drafter, prompts, settings, llm, pace)
     if json:
         print_json(certificate.as_object())

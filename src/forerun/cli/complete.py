@@ -25,17 +25,16 @@ def complete(
     *,
     file: Annotated[Path, typer.Argument(help="The file.", metavar="FILE")],
     at: Annotated[
-        str, typer.Option(help="The cursor: line and column, both from 1; the text goes before that column.")
+        str,
+        typer.Option(help="The cursor: LINE:COLUMN, both from 1; the text goes before that column.", metavar="PLACE"),
     ],
     extra: Annotated[
         list[Path] | None,
         typer.Option(help="Another file that the model reads, which changes rarely. Repeatable.", metavar="FILE"),
     ] = None,
     model: options.ModelName = None,
-    drafter: Annotated[
-        str | None,
-        typer.Option(help=options.DRAFTER_HELP, metavar="DRAFTER", show_default=options.DEFAULT_DRAFTER_TEXT),
-    ] = None,
+    drafter: options.DrafterName = None,
+    draft_model: options.DraftModelName = None,
     settings: Annotated[LLMOptions, Flags(leave_out=options.OF_SERVERS, typed=())],
     threads: options.Threads = None,
     json: options.Json = False,
@@ -48,9 +47,10 @@ def complete(
     model = chosen_model(model)
     prefix, suffix = divided(text_or_file(f"@{file}", "FILE", ConfigError), at)
     files = [(str(each), text_or_file(f"@{each}", "--extra", ConfigError)) for each in extra or ()]
+    drafter = options.named_drafter(drafter, draft_model) or AUTO
     options.set_threads(threads)
     with noting_load(model, quiet=json):
-        llm = open_llm(model, drafter or AUTO, chat=False, **asdict(settings))
+        llm = open_llm(model, drafter, chat=False, **asdict(settings))
     outputs, times, interrupted = follow_printing(llm, Infill(prefix, suffix, files), params, echo=not json)
     end(llm, model, outputs, times, json=json, interrupted=interrupted)
 

@@ -208,7 +208,7 @@ _SETTINGS = Flags("device", "quantize", base=LLMOptions(num_draft_tokens=AUTO))
 @with_flags
 def demo(
     *,
-    model: options.ModelName = None,
+    model: options.TargetArgument = None,
     fetch: Annotated[
         bool, typer.Option("--fetch", help=f"Without --model: fetch {FETCHED} first; where that fails, go on without.")
     ] = False,

@@ -32,8 +32,10 @@ def drafters(
     ] = None,
     for_model: Annotated[
         str | None,
-        typer.Option(
-            "--for", help="A target: list the drafters that serve it, and its public drafts.", metavar="MODEL"
+        options.model_option(
+            *("--for", "--model", "-m"),
+            about="A target: list the drafters that serve it, and its public drafts.",
+            default="none",
         ),
     ] = None,
     json: options.Json = False,

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from forerun.cli import options
 from forerun.cli.flags import with_flags
 from forerun.cli.output import print_json, show_written
 from forerun.config import DTYPES, HEAD_FORMS
@@ -22,9 +23,7 @@ def export() -> None:
 
 @app.command()
 def hf(
-    model: Annotated[
-        str, typer.Argument(help="'smollm2', 'bundled', a folder, a GGUF file, or a hub id.", metavar="MODEL")
-    ],
+    model: Annotated[str, options.model_argument(options.A_MODEL, None)],
     out: Annotated[Path, typer.Argument(help="Folder to write.", metavar="OUT")],
     dtype: Annotated[
         str, typer.Option(help=f"Number format of the weights: {', '.join(DTYPES)}.", metavar="TEXT")
@@ -121,7 +120,7 @@ def vllm(
 @with_flags
 def llama_cpp(
     *,
-    model: Annotated[str, typer.Argument(help="A draft model, or a target: a folder, a hub id.", metavar="MODEL")],
+    model: Annotated[str, options.model_argument("A draft model, or a target: a folder, a hub id.", None)],
     out: Annotated[Path, typer.Argument(help="File to write, OUT.gguf.", metavar="OUT")],
     target: Annotated[
         str | None,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json as json_text
+import os
+import stat
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -71,22 +73,30 @@ INTERRUPTED = 130
 Prompt = Annotated[
     str | None, typer.Argument(help="The prompt; without it, or with -, standard input.", metavar="PROMPT")
 ]
+DrafterFlag = Annotated[
+    str | None,
+    typer.Option(
+        help=options.DRAFTER_HELP,
+        metavar="DRAFTER",
+        show_default="prediction, if one is given, else " + options.DEFAULT_DRAFTER_TEXT,
+    ),
+]
+PromptFlag = Annotated[
+    str | None,
+    typer.Option(
+        "--prompt", "-p", help="The prompt; what is piped in follows it.", metavar="TEXT", show_default="none"
+    ),
+]
 
 
 @with_flags
 def generate(
     *,
     ctx: typer.Context,
-    prompt: Prompt = None,
+    text: Prompt = None,
+    prompt: PromptFlag = None,
     model: options.ModelName = None,
-    drafter: Annotated[
-        str | None,
-        typer.Option(
-            help=options.DRAFTER_HELP,
-            metavar="DRAFTER",
-            show_default="prediction, if one is given, else " + options.DEFAULT_DRAFTER_TEXT,
-        ),
-    ] = None,
+    drafter: DrafterFlag = None,
     draft_model: options.DraftModelName = None,
     draft_vocab: options.DraftVocab = None,
     settings: Annotated[LLMOptions, Flags(leave_out=options.OF_SERVERS, typed=("acceptance", *options.LLM_TYPED))],
@@ -114,8 +124,8 @@ def generate(
     params = _with_texts(params, form)
     if system is not None and chat is False:
         raise ConfigError("--system is the system message of a chat. Leave out --raw, or put it into the prompt.")
-    text = read_prompt(prompt)
-    messages = None if chat is False else read_chat(text, system)
+    given = read_prompt(text, prompt)
+    messages = None if chat is False else read_chat(given, system)
     template = options.template_text(chat_template)
     drafter = options.named_drafter(drafter, draft_model, draft_vocab)
     drafter = drafter or (AUTO if params.prediction is None else "prediction")
@@ -127,7 +137,7 @@ def generate(
     params, own = options.own_sampling(ctx, params, llm.target)
     for line in filter(None, (own, needless(params, settings.acceptance))):
         note(line)
-    outputs, times, interrupted = follow_printing(llm, text if messages is None else messages, params, echo=not json)
+    outputs, times, interrupted = follow_printing(llm, given if messages is None else messages, params, echo=not json)
     end(llm, model, outputs, times, json=json, interrupted=interrupted)
 
 
@@ -175,20 +185,46 @@ def needless(params: SamplingParams, acceptance: str | None) -> str | None:
     return f"--acceptance {acceptance} changes nothing {reason}: such requests are verified exactly."
 
 
-def read_prompt(prompt: str | None) -> str:
+def read_prompt(prompt: str | None, before: str | None = None) -> str:
     """Return the argument, or all of standard input.
 
+    Args:
+        before: of --prompt: what a pipe or file gives follows it.
+
     Raises:
-        PromptError: no argument, and standard input is a terminal; or the input is not UTF-8.
+        ConfigError: both are given.
+        PromptError: neither is, and standard input is a terminal; the input is empty or not UTF-8.
     """
+    if before is not None:
+        if prompt is not None:
+            raise ConfigError(f"The prompt is given twice: {prompt[:40]!r}, and by --prompt. Give it once.")
+        piped = _standard_input() if _is_piped() else ""
+        return "\n\n".join([unicode_text(before, "The prompt"), *([piped] if piped.strip() else [])])
     if prompt is not None and prompt != "-":
         return unicode_text(prompt, "The prompt")
     if prompt is None and sys.stdin.isatty():
         raise PromptError("There is no prompt. Give one as the argument, or pipe it in: forerun generate < file.txt")
+    text = _standard_input()
+    if not text.strip():
+        raise PromptError("Standard input is empty, and there is no other prompt. Give one as the argument.")
+    return text
+
+
+def _standard_input() -> str:
+    """Return all of standard input. Raises PromptError if it is not UTF-8."""
     try:  # bytes, since the decoding of sys.stdin depends on the locale
         return sys.stdin.buffer.read().decode("utf-8")
     except UnicodeDecodeError as error:
         raise PromptError(f"Standard input is not UTF-8 text: {error.reason}. Convert it first.") from None
+
+
+def _is_piped() -> bool:
+    """Return whether standard input is a pipe or a file, and no terminal, device or socket, which may never end."""
+    try:
+        mode = os.fstat(sys.stdin.fileno()).st_mode
+    except (OSError, ValueError):  # it is closed, or no file
+        return False
+    return stat.S_ISFIFO(mode) or stat.S_ISREG(mode)
 
 
 def read_chat(text: str, system: str | None = None) -> list[Any]:

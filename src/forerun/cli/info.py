@@ -24,7 +24,7 @@ from forerun.config import (
     EngineConfig,
     environment_choice,
 )
-from forerun.errors import NativeUnavailableError
+from forerun.errors import ConfigError, NativeUnavailableError
 from forerun.utils.home import HOME_VARIABLE, home
 from forerun.utils.machine import features
 
@@ -34,22 +34,29 @@ _SHOWN = ("avx", "amx", "fma", "f16c", "asimd", "sve", "bf16", "i8mm")
 """Prefixes of the processor's features that are shown as text; JSON has them all."""
 
 
+ModelOrHead = Annotated[
+    str | None,
+    typer.Argument(
+        help="The model whose memory is planned, or the folder of a draft head, which alone is described.",
+        metavar="MODEL",
+        autocompletion=options.complete_models,
+    ),
+]
+
+
 @with_flags
 def info(
     *,
-    head: Annotated[
-        Path | None, typer.Argument(help="Folder of a draft head; describes that head only.", metavar="HEAD")
-    ] = None,
+    named: ModelOrHead = None,
     model: Annotated[
         str | None,
-        typer.Option(
-            help="The model whose memory is planned; with HEAD, its target.", metavar="MODEL", show_default="none"
-        ),
+        options.model_option("--model", "-m", about="The model, or beside a head its target.", default="none"),
     ] = None,
     drafter: Annotated[
         str | None,
         typer.Option(help="A drafter, whose models are planned for too.", metavar="DRAFTER", show_default="none"),
     ] = None,
+    draft_model: options.DraftModelName = None,
     settings: Annotated[
         LLMOptions,
         Flags(
@@ -63,12 +70,16 @@ def info(
 ) -> None:
     """Show versions, processor, threads, and which kernels run and why; they are compiled if they have not been yet.
 
-    With --model, also the memory that it will take, by the headers of its files. With the folder of a draft head, what
+    With MODEL, also the memory that it will take, by the headers of its files. With the folder of a draft head, what
     that is and which target it is for, and nothing else.
     """
-    if head is not None:
-        _show_head(head, model, json)
+    if named is not None and _is_head(Path(named)):
+        _show_head(Path(named), model, json)
         return
+    if named is not None and model is not None:
+        raise ConfigError(f"The model is given twice: {named!r}, which is no head, and {model!r}. Give it once.")
+    model = model or named
+    drafter = options.named_drafter(drafter, draft_model)
     from forerun.kernels.provenance import machine_facts
 
     options.set_threads(None)
@@ -85,6 +96,13 @@ def info(
         print_json(facts)
         return
     _show(_lines(facts))
+
+
+def _is_head(folder: Path) -> bool:
+    """Return whether a folder is a draft head's."""
+    from forerun.drafters.models.head_files.folder import is_head
+
+    return folder.is_dir() and is_head(folder)
 
 
 def _show_head(folder: Path, target: str | None, json: bool) -> None:

@@ -18,7 +18,6 @@ from forerun.cli import (
     batch,
     bench,
     cache,
-    chat,
     complete,
     demo,
     drafters,
@@ -27,6 +26,7 @@ from forerun.cli import (
     generate,
     index,
     info,
+    models,
     plan,
     quantize,
     serve,
@@ -34,6 +34,7 @@ from forerun.cli import (
     try_,
     tune,
 )
+from forerun.cli.chat.command import chat
 from forerun.cli.config_file import config_first, read_config, show_keys
 from forerun.cli.flags import unknown_flag
 from forerun.config import ENVIRONMENT_VARIABLES
@@ -57,7 +58,11 @@ class Commands(TyperGroup):
         at = next((at for at, arg in enumerate(args) if arg in self.commands), None)
         if at is None:
             return args
-        models = [each for each in self.commands[args[at]].params if "model" in (each.name, *each.opts)]
+        command: Any = self.commands[args[at]]
+        while at + 1 < len(args) and args[at + 1] in getattr(command, "commands", {}):
+            at += 1
+            command = command.commands[args[at]]
+        models = [each for each in command.params if "model" in (each.name, *each.opts)]
         end = args.index("--") if "--" in args else len(args)
         if [each.param_type_name for each in models] != ["argument"]:
             return args
@@ -87,7 +92,8 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-    epilog="More commands, each with its --help: cache, drafters, fetch, index, info, options, plan, quantize.",
+    epilog="More commands, each with its --help: cache, drafters, fetch, index, info, models, options, plan, "
+    "quantize, run (chat by its other name).",
 )
 
 
@@ -124,13 +130,15 @@ def root(
 _COMMANDS: dict[str | None, dict[str, Any]] = {
     "Run": {
         "generate": generate.generate,
-        "chat": chat.chat,
+        "chat": chat,
         "complete": complete.complete,
         "serve": serve.serve,
         "batch": batch.batch,
     },
     "Measure": {"demo": demo.demo, "audit": audit.audit, "try": try_.try_, "tune": tune.tune},
     None: {
+        "run": chat,
+        "models": models.models,
         "fetch": fetch.fetch,
         "quantize": quantize.quantize,
         "plan": plan.plan,

@@ -9,13 +9,14 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from forerun.cli.flags import given
 from forerun.config import (
     AUTO,
+    BUNDLED_MODELS,
     BUNDLED_TARGET,
     DEFAULT_DRAFTER,
     DEFAULT_DTYPE,
@@ -38,6 +39,7 @@ from forerun.utils.device import DEVICES
 from forerun.utils.fields import Checked, option, option_like
 from forerun.utils.json_file import read_template
 from forerun.utils.machine import cores
+from forerun.utils.stores import stored_models
 
 if TYPE_CHECKING:
     from forerun.models import LanguageModel
@@ -89,6 +91,7 @@ class LLMOptions(Checked):
         "context, or what one request may have of it in the cache.",
         low=2,
         metavar="N|auto",
+        flags=("--max-model-len", "-c"),
     )
     tensor_parallel_size: int = option(
         1,
@@ -105,7 +108,7 @@ class LLMOptions(Checked):
         check_one_process(self.tensor_parallel_size)
 
 
-LLM_TYPED = ("num_draft_tokens", "dtype", "device", "quantize", "kv_cache_dtype", "adapter")
+LLM_TYPED = ("num_draft_tokens", "dtype", "device", "quantize", "kv_cache_dtype", "adapter", "max_model_len")
 """Fields of LLMOptions with a flag in commands that generate; the others are keys of the configuration file."""
 OF_SERVERS = ("prefix_reuse", "prompt_cache", "prompt_cache_size", "tensor_parallel_size")
 """Fields of LLMOptions that `serve` alone has."""
@@ -113,39 +116,57 @@ RAY_TYPED = ("ray", "replicas", "ray_address")
 DRAFTERS_HELP = "Drafters, with commas between them; with semicolons where their options hold commas outside quotes."
 DRAFTER_HELP = "A drafter (`forerun drafters` lists them), the folder or id of a draft model, 'auto' or 'none'."
 DEFAULT_DRAFTER_TEXT = f"{AUTO}: {DEFAULT_DRAFTER}, with the draft model or head for the target that is found"
-ModelName = Annotated[
-    str | None,
-    typer.Option(
-        "--model",
-        help="The target model: 'smollm2' once it is fetched, 'bundled', a folder, a GGUF file (model.gguf, "
-        "owner/name:file.gguf, owner/name:Q4_K_M), or a hub id.",
-        metavar="MODEL",
-        show_default="smollm2 if it is fetched, else bundled",
-    ),
-]
-"""None stands for `chosen_model`."""
-_TARGET = "The target model: 'smollm2' once it is fetched, 'bundled', a folder, a GGUF file, or a hub id."
+
+
+def complete_models(incomplete: str) -> list[str]:
+    """Return the names of models on this machine that begin so, for the shell."""
+    names = [*BUNDLED_MODELS, *store.fetchable_names(), *(each.name for each in stored_models())]
+    return [name for name in names if name.startswith(incomplete)]
+
+
+A_MODEL = (
+    "'smollm2' once it is fetched, 'bundled', a folder, a GGUF file (model.gguf, owner/name:file.gguf, "
+    "owner/name:Q4_K_M), a hub id, or a name of `forerun models`."
+)
 _CHOSEN = "smollm2 if it is fetched, else bundled"
-TargetArgument = Annotated[str | None, typer.Argument(metavar="MODEL", help=_TARGET, show_default=_CHOSEN)]
-TargetName = Annotated[str | None, typer.Option(metavar="MODEL", help=_TARGET, show_default=_CHOSEN)]
+
+
+def model_argument(about: str = f"The target model: {A_MODEL}", default: str | None = _CHOSEN) -> Any:
+    """Return an argument MODEL, which -m and --model give too (`cli/main.py`). default: in words; None: it must be
+    given."""
+    shown: str | bool = default or False
+    help_text = f"{about} Also -m, --model."
+    return typer.Argument(metavar="MODEL", help=help_text, show_default=shown, autocompletion=complete_models)
+
+
+def model_option(*names: str, about: str = f"The target model: {A_MODEL}", default: str = _CHOSEN) -> Any:
+    """Return an option that takes a model. default: in words."""
+    return typer.Option(*names, metavar="MODEL", help=about, show_default=default, autocompletion=complete_models)
+
+
+ModelName = Annotated[str | None, model_option("--model", "-m")]
+"""None stands for `chosen_model`."""
+TargetArgument = Annotated[str | None, model_argument()]
+TargetName = Annotated[str | None, model_option("--target", "--model", "-m")]
 DrafterName = Annotated[
     str | None, typer.Option(help=DRAFTER_HELP, metavar="DRAFTER", show_default=DEFAULT_DRAFTER_TEXT)
 ]
 DraftName = Annotated[
     str | None,
-    typer.Option(
-        help="Folder or id of the draft model.",
-        metavar="MODEL",
-        show_default="the bundled draft for the bundled target",
+    model_option(
+        *("--draft", "--draft-model"),
+        about="Folder or id of the draft model.",
+        default="the bundled draft for the bundled target",
     ),
 ]
 DraftModelName = Annotated[
     str | None,
-    typer.Option(
-        help="Folder, GGUF file or id of a draft model: beside suffix matches, --drafter hybrid:sources=suffix+MODEL; "
-        "alone with --drafter draft-model; of several drafters, for the first that takes one.",
-        metavar="MODEL",
-        show_default="what auto finds",
+    model_option(
+        "--draft-model",
+        about="Folder, GGUF file, id or name of a draft model: beside suffix matches, --drafter "
+        "hybrid:sources=suffix+MODEL; alone with --drafter draft-model; of several drafters, for the first that takes "
+        "one.",
+        default="what auto finds",
     ),
 ]
 DraftVocab = Annotated[
@@ -165,7 +186,8 @@ ChatTemplate = Annotated[
 ]
 _THREADS_TEXT = "OMP_NUM_THREADS, else one for each physical core"
 Threads = Annotated[
-    int | None, typer.Option(help="Threads of torch.", min=1, metavar="INT", show_default=_THREADS_TEXT)
+    int | None,
+    typer.Option("--threads", "-t", help="Threads of torch.", min=1, metavar="INT", show_default=_THREADS_TEXT),
 ]
 HiddenThreads = Annotated[
     int | None,

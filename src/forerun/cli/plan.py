@@ -108,11 +108,10 @@ DEFAULT_ACCEPTANCE = "0.7"
 
 ModelArgument = Annotated[
     str | None,
-    typer.Argument(
-        metavar="MODEL",
-        help="The target: a model whose configuration is read, or a number of parameters, as 70B or "
+    options.model_argument(
+        "The target: a model whose configuration is read, or a number of parameters, as 70B or "
         "70B:layers=80,kv_heads=8,head_dim=128.",
-        show_default=BUNDLED_TARGET,
+        BUNDLED_TARGET,
     ),
 ]
 Draft = Annotated[

@@ -20,9 +20,7 @@ PROSE = "prose"
 @with_flags
 def quantize(
     *,
-    model: Annotated[
-        str, typer.Argument(help="'smollm2', 'bundled', a folder, a GGUF file, or a hub id.", metavar="MODEL")
-    ],
+    model: Annotated[str, options.model_argument(options.A_MODEL, None)],
     out: Annotated[Path, typer.Argument(help="Folder to write.", metavar="OUT")],
     quantize: Annotated[
         str,

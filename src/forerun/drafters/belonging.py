@@ -34,6 +34,7 @@ from forerun.utils import fetch as store
 from forerun.utils.files import EntryFile, key_here
 from forerun.utils.home import BELONGING_STEM
 from forerun.utils.json_file import Fields
+from forerun.utils.stores import find_stored, hub_id, hub_snapshots, siblings, stored_name
 from forerun.utils.vocabulary import Vocabulary, check_same_tokens
 
 MOST_OF_TARGET = 0.5
@@ -89,7 +90,8 @@ def belonging(name: str | Path) -> list[Belonging]:
             find_source(name)  # which says what is wrong with it
         return []
     candidates = list(_candidates(path, is_alone=str(name) in BUNDLED_MODELS))
-    key = key_here((str(name), *_files(path), *(each for _, folder in candidates for each in _files(folder))))
+    parts = (part for place, folder in candidates for part in (place, *_files(folder)))
+    key = key_here((str(name), *_files(path), *parts))
     ranked = _known.get(key)
     if ranked is None:
         ranked = FILE.read().get(key)
@@ -174,22 +176,11 @@ def _path(name: str) -> Path | None:
     path = local_path(name)
     if path.exists():
         return path
-    hub_id, _, file = name.partition(":")
-    snapshot = next((each for each in _snapshots(hub_id.replace("/", "--"))), None)
+    if (stored := find_stored(name)) is not None:
+        return stored
+    owner_and_name, _, file = name.partition(":")
+    snapshot = next(hub_snapshots(owner_and_name.replace("/", "--")), None)
     return snapshot and snapshot / file
-
-
-def _snapshots(pattern: str = "*") -> Iterator[Path]:
-    """Return the main snapshot of each model of the Hub's cache."""
-    from huggingface_hub import constants
-
-    for ref in sorted(Path(constants.HF_HUB_CACHE).glob(f"models--{pattern}/refs/main")):
-        snapshot = None
-        with suppress(OSError, UnicodeDecodeError):  # of a damaged entry, which is nobody's
-            snapshot = ref.parents[1] / "snapshots" / ref.read_text().strip()
-            snapshot = snapshot if snapshot.is_dir() else None
-        if snapshot is not None:
-            yield snapshot
 
 
 def _candidates(path: Path, *, is_alone: bool) -> Iterator[tuple[str, Path]]:
@@ -197,12 +188,12 @@ def _candidates(path: Path, *, is_alone: bool) -> Iterator[tuple[str, Path]]:
     for folder in sorted(SHIPPED_HEADS.glob("*/*")):
         yield SHIPPED, folder
     if not is_alone:
-        for each in _models_in(path.absolute().parent, are_folders=True):
-            yield "beside the target", each
-    for folder in _snapshots():
-        owner_and_name = folder.parents[1].name.removeprefix("models--").replace("--", "/")
+        near = _models_in(path.absolute().parent, are_folders=True)
+        yield from (("beside the target", each) for each in near)
+        yield from ((f"{each.name} of {each.place}", each.path) for each in siblings(path) if each.path not in near)
+    for folder in hub_snapshots():
         for each in (folder, *_models_in(folder)):
-            yield f"{owner_and_name} in the Hub's cache", each
+            yield f"{hub_id(folder)} in the Hub's cache", each
 
 
 def _models_in(folder: Path, *, are_folders: bool = False) -> list[Path]:
@@ -237,7 +228,7 @@ def _fitting(path: Path, place: str, target: _Target) -> tuple[Belonging, int] |
         check_same_tokens(target.vocabulary, draft.vocabulary)
     kind = "model" if draft.source.mask_token(draft.config) is None else "parallel draft model"
     what = f"{draft.config.model_type} {kind}, {_millions(draft.num_parameters)}"
-    return Belonging(str(path), what, place), draft.num_parameters
+    return Belonging(stored_name(path), what, place), draft.num_parameters
 
 
 def _nbytes(path: Path) -> int:

@@ -26,6 +26,7 @@ from forerun.models import LanguageModel
 from forerun.models.loading.folder import GGUF_SUFFIX
 from forerun.utils import fetch as store
 from forerun.utils.deferred import DeferredModule
+from forerun.utils.stores import find_stored
 
 if TYPE_CHECKING:
     from forerun.drafters import belonging, third_party
@@ -54,7 +55,8 @@ def build_drafter(spec: str | Path | Drafter) -> tuple[Drafter, NumDraftTokens |
         name, _, _ = spec.partition(":")
         if name in DRAFTERS:
             return parse_drafter(spec, DRAFTERS[name].make)
-        if not Path(spec).exists() and (found := third_party.find_class(spec)) is not None:
+        is_model = Path(spec).exists() or find_stored(spec) is not None
+        if not is_model and (found := third_party.find_class(spec)) is not None:
             return parse_drafter(found[1], found[0])
     if isinstance(spec, (str, Path)):
         _check_source(spec)
@@ -114,6 +116,7 @@ def _check_source(spec: str | Path) -> None:
         or "\\" in spec
         or spec.lower().endswith(GGUF_SUFFIX)
         or Path(spec).exists()
+        or find_stored(spec) is not None
     ):
         return
     if spec == BUNDLED_TARGET:

@@ -67,10 +67,12 @@ class _Hashing:
 
 
 @contextmanager
-def atomic_file(path: Path, error: ErrorType, *, remedy: str = REMEDY) -> Iterator[BinaryIO]:
+def atomic_file(path: Path, error: ErrorType, *, remedy: str = REMEDY, mode: int | None = None) -> Iterator[BinaryIO]:
     """Open a file to write that replaces `path` when the block ends, and vanishes if it raises.
 
     Whoever has the former file open or mapped keeps it. The folder is made if it is missing.
+
+    mode: of the file, before anything is in it; None: as the process makes files.
 
     Raises:
         error: the file cannot be written, a full disk included.
@@ -81,6 +83,8 @@ def atomic_file(path: Path, error: ErrorType, *, remedy: str = REMEDY) -> Iterat
         with cleaned_up():
             try:
                 with temporary.open("xb") as file:
+                    if mode is not None:
+                        temporary.chmod(mode)
                     yield file
                     file.flush()
                     os.fsync(file.fileno())
@@ -92,16 +96,16 @@ def atomic_file(path: Path, error: ErrorType, *, remedy: str = REMEDY) -> Iterat
         raise error(f"{path} cannot be written: {failure.strerror or failure}. {remedy}") from failure
 
 
-def write_bytes(path: Path, *parts: Any, error: ErrorType) -> None:
+def write_bytes(path: Path, *parts: Any, error: ErrorType, mode: int | None = None) -> None:
     """Write bytes or buffers, one after another, as `atomic_file` does."""
-    with atomic_file(path, error) as file:
+    with atomic_file(path, error, mode=mode) as file:
         file.writelines(parts)
 
 
-def write_json(path: Path, value: object, *, error: ErrorType, indent: int | None = 2) -> None:
+def write_json(path: Path, value: object, *, error: ErrorType, indent: int | None = 2, mode: int | None = None) -> None:
     """Write a value as JSON, as `atomic_file` does."""
     text = json.dumps(value, indent=indent, ensure_ascii=False, allow_nan=False) + "\n"
-    write_bytes(path, text.encode(), error=error)
+    write_bytes(path, text.encode(), error=error, mode=mode)
 
 
 def digest(*parts: Any) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,10 +11,14 @@ import torch
 
 from doubles import FakeModel, PieceTokenizer
 from forerun import LLM, PromptLookup, SamplingParams
-from forerun.cli import chat as command, chat_session
-from forerun.cli.chat import read_entry
-from forerun.cli.chat_session import History, Screen, Session, Turn, open_beside, visible
+from forerun.cli.answers import CallTimes, StreamedChoice
+from forerun.cli.chat import command, session as chat_session
+from forerun.cli.chat.prompt import Prompt, is_open
+from forerun.cli.chat.screen import Screen, visible
+from forerun.cli.chat.session import ChatAnswer, History, Session, Turn, open_beside
+from forerun.cli.chat.slash_commands import ALIASES, COMMANDS, Chat, run_command
 from forerun.cli.options import LLMOptions
+from forerun.engine import StreamChunk
 from forerun.errors import ConfigError, DrafterError, PromptError
 from forerun.models import Exactness
 
@@ -43,17 +46,20 @@ def session_of(llm: Any, drafter: str | None = "suffix") -> Session:
     return Session(llm, PARAMS, LLMOptions())
 
 
-def converse(session: Session, *entries: str | type[BaseException]) -> None:
-    """Type these, then Ctrl-D."""
+def converse(session: Session, *entries: str | type[BaseException]) -> list[str]:
+    """Type these, then Ctrl-D. Returns what stood in the prompt each time."""
     typed = iter(entries)
+    drafts: list[str] = []
 
-    def read() -> tuple[str, bool]:
+    def read(draft: str) -> tuple[str, bool]:
+        drafts.append(draft)
         entry = next(typed, EOFError)
         if not isinstance(entry, str):
             raise entry
         return entry, entry.startswith("/")
 
-    command.converse(session, Screen(), read)
+    command.converse(Chat(session, Screen(), "some/model"), read)
+    return drafts
 
 
 def asked(llm: FakeLLM) -> list[list[str]]:
@@ -78,8 +84,8 @@ def test_an_answer_and_its_statistics_are_printed_apart(capsys: pytest.CaptureFi
     converse(session_of(fake()), "one")
     out, err = capsys.readouterr()
     assert out == TEXT + "\n\n"
-    assert "6 tokens in" in err and "the first after" in err and "tokens/s" in err
-    assert "3.00 tokens per forward" in err and "50 % of 8 draft tokens accepted" in err and "suffix" in err
+    assert err.startswith("6 tokens · ") and " tokens/s · 3.00 tokens a step · first token 0." in err
+    assert err.rstrip().endswith("context full")  # it ends by length, and max_tokens is more
 
 
 def test_an_answer_is_what_generate_gives_for_the_same_messages() -> None:
@@ -110,7 +116,7 @@ def test_ctrl_c_stops_an_answer_and_keeps_what_was_said(capsys: pytest.CaptureFi
     said = "alpha beta gamma "
     assert session.history.turns == [Turn("one", said), Turn("two", said)]
     assert asked(llm)[1] == ["one", said, "two"]
-    assert capsys.readouterr().err.count("interrupted") == 2
+    assert capsys.readouterr().err.count("stopped by you") == 2
     assert llm.closed
 
 
@@ -122,11 +128,18 @@ def test_an_answer_stopped_before_its_first_word_leaves_the_chat_as_it_was(capsy
     assert "not part of the chat" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("end", [EOFError, KeyboardInterrupt, "/quit"])
-def test_a_chat_ends_at_the_prompt(end: Any) -> None:
+@pytest.mark.parametrize("end", [[EOFError], [KeyboardInterrupt] * 2, ["/exit"], ["/bye"], ["/quit"]])
+def test_a_chat_ends_at_the_prompt(end: list[Any]) -> None:
     llm = fake()
-    converse(session_of(llm), "one", end, "two")
+    converse(session_of(llm), "one", *end, "two")
     assert asked(llm) == [["one"]]
+
+
+def test_one_ctrl_c_at_the_prompt_says_how_to_leave(capsys: pytest.CaptureFixture[str]) -> None:
+    llm = fake()
+    converse(session_of(llm), KeyboardInterrupt, "one", KeyboardInterrupt, "two")
+    assert len(asked(llm)) == 2
+    assert capsys.readouterr().err.count("Ctrl-C once more, or Ctrl-D, ends the chat.") == 2
 
 
 def test_an_error_is_told_and_the_chat_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
@@ -217,8 +230,8 @@ def test_stats_and_help_say_what_there_is(capsys: pytest.CaptureFixture[str]) ->
     assert "there are no answers yet" in err
     assert "suffix: 1 answer, 6 tokens in" in err and "50 % of 8 draft tokens accepted" in err
     assert "history: 1 turn, 7 of 64 tokens" in err and "fake, bfloat16, exact; drafter: suffix" in err
-    for name in ("system TEXT", "drafter NAME[:options]", "temperature X", "stats", "reset", "help", "quit", "drafts"):
-        assert f"/{name}" in err
+    assert all(f"/{name} {each.argument}".rstrip() in err for name, each in COMMANDS.items())
+    assert ALIASES.keys() - COMMANDS.keys() == ALIASES.keys()
 
 
 @pytest.mark.parametrize(
@@ -227,9 +240,18 @@ def test_stats_and_help_say_what_there_is(capsys: pytest.CaptureFixture[str]) ->
         ("/sytem x", "no command /sytem. Did you mean /system?"),
         ("/xyzzy", "no command /xyzzy. /help lists them."),
         ("/ reset", "no command /."),
-        ("/temperature hot", "temperature is 'hot', but must be a number"),
-        ("/temperature -1", "temperature is -1.0"),
-        ("/reset all", "/reset takes no argument"),
+        ("/temperature hot", "temperature: 'hot' is not a number in 0..100"),
+        ("/temperature -1", "temperature: '-1' is not a number in 0..100"),
+        ("/set temprature 1", "no setting 'temprature'. Did you mean temperature?"),
+        ("/set xyzzy 1", "no setting 'xyzzy'. There are temperature, top_k"),
+        ("/set think off", "template of some/model does not read whether to think"),
+        ("/set markdown on", "on a terminal alone"),
+        ("/set drafts 1", "drafts is '1', but must be on or off"),
+        ("/reset all", "/clear takes no argument"),
+        ("/save", "/save needs FILE"),
+        ("/load /no/such/file", "/no/such/file: it cannot be read"),
+        ("/read /no/such/file", "/no/such/file: it cannot be read"),
+        ("/copy", "standard output is none"),
         ("/drafter no-such", "no-such"),
         ("/drafts", "on a terminal alone"),
     ],
@@ -260,54 +282,127 @@ def test_a_drafter_is_changed_over_the_same_target() -> None:
     assert other.engine.config.prefix_reuse == "off"
     session = Session(other, PARAMS, settings)
     with pytest.raises(DrafterError):
-        command.run_command("/drafter suffixx", session, Screen())
+        run_command("/drafter suffixx", Chat(session, Screen()))
     assert session.drafter == "suffix:num_draft_tokens=5"
-    command.run_command("/drafter none", session, Screen())
+    run_command("/drafter none", Chat(session, Screen()))
     assert session.drafter == "none" and session.llm.drafter is None
+
+
+@pytest.mark.parametrize("typed", ["/set temp 0", "/set temperature 0", "/temperature 0.0"])
+def test_a_setting_by_its_other_names(typed: str, capsys: pytest.CaptureFixture[str]) -> None:
+    llm = fake()
+    session = session_of(llm)
+    converse(session, typed, "/set top_k 5", "one", "/set")
+    params = llm.requests[0][1]
+    assert (params.temperature, params.top_k) == (0, 5)
+    assert "temperature 0, top_k 5" in capsys.readouterr().err
+
+
+def test_thinking_is_switched_in_the_template() -> None:
+    given: list[Any] = []
+
+    class Thinking(FakeLLM):
+        def stream(self, prompt: Any, params: Any, **template: Any) -> Any:
+            given.append(template)
+            return super().stream(prompt, params)
+
+    llm = Thinking(drafts=True, target=fake().target)
+    llm.tokenizer.chat_template = "{{ enable_thinking }} {{ messages[0].content }}"  # type: ignore[attr-defined]
+    session = session_of(llm)
+    session.count = lambda messages: 1  # type: ignore[method-assign]
+    converse(session, "one", "/set think off", "two", "/set think on", "three")
+    kwargs = [{"chat_template_kwargs": {"enable_thinking": value}} for value in (False, True)]
+    assert given == [{}, *kwargs]
+
+
+def test_what_is_thought_is_shown_apart(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    class Thinking(FakeLLM):
+        def stream(self, prompt: Any, params: Any) -> Any:
+            for part in ("<thi", "nk>\nhm", ", so\n</think>\n\nThe *an", "swer*"):
+                yield StreamChunk(part, [0])
+            yield StreamChunk(".", [0], finish_reason="stop")
+
+    llm = Thinking(target=fake().target)
+    llm.tokenizer.chat_template = "<think></think>"  # type: ignore[attr-defined]
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    converse(session_of(llm), "one", "/set markdown off", "two")
+    first, _, second = capsys.readouterr().out.partition("\x1b[3manswer\x1b[0m.\n")
+    assert first.startswith("\x1b[2mhm") and "</think>" not in first
+    assert second.endswith("\x1b[2m, so\x1b[0m\n\nThe *answer*.\n")
+
+
+def test_the_last_message_is_answered_again_edited_and_taken_back() -> None:
+    llm = fake()
+    session = session_of(llm)
+    assert converse(session, "one", "two", "/regen", "/edit", "deux", "/undo", "") == [*[""] * 4, "two", "", "deux", ""]
+    assert asked(llm)[1:] == [["one", TEXT, "two"], ["one", TEXT, "two"], ["one", TEXT, "deux"]]
+    assert session.history.turns == [Turn("one", TEXT)]
+
+
+def test_what_cannot_be_sent_comes_back_into_the_prompt() -> None:
+    llm = fake(fail_after=0, error=PromptError("no"))
+    session = session_of(llm)
+    session.history.turns.append(Turn("a", "b"))
+    assert converse(session, "one", "", "/regen", "", "/edit", "c") == ["", "one", "", "a", "", "a", "c"]
+    assert session.history.turns == [Turn("a", "b")]
+
+
+def test_files_go_with_the_next_message(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    llm = fake()
+    session = session_of(llm)
+    (tmp_path / "a.md").write_text("say ```x```\n")
+    (tmp_path / "b.bin").write_bytes(b"a\0b")
+    (tmp_path / "c.txt").write_text("word " * 64)
+    converse(session, *(f"/read {tmp_path / name}" for name in ("a.md", "b.bin", "c.txt")), "one", "two")
+    err = capsys.readouterr().err
+    assert "a.md goes with the next message: 2 of 64 tokens" in err
+    assert "b.bin is no UTF-8 text" in err and "c.txt makes 64 tokens, and the context holds 64" in err
+    assert asked(llm) == [[(sent := "a.md:\n````\nsay ```x```\n````\n\none")], [sent, TEXT, "two"]]
 
 
 # what is typed
 
 
-def asking(*lines: Any) -> Callable[[str], str]:
-    rest = iter(lines)
-
-    def ask(prompt: str) -> str:
-        line = next(rest, EOFError)
-        if not isinstance(line, str):
-            raise line
-        return line
-
-    return ask
+@pytest.mark.parametrize(
+    ("text", "more"),
+    [
+        ("hello", False),
+        ("one\\", True),
+        ('"""', True),
+        ('"""one', True),
+        ('"""one\ntwo"""', False),
+        ('"""""', True),
+        ('""""""', False),
+        ("", False),
+    ],
+)
+def test_when_enter_begins_another_line(text: str, more: bool) -> None:
+    assert is_open(text) == more
 
 
 @pytest.mark.parametrize(
-    ("lines", "text", "is_command"),
+    ("typed", "text", "is_command"),
     [
-        (["hello"], "hello", False),
-        (["/help"], "/help", True),
-        (["one\\", "two\\", "three"], "one\ntwo\nthree", False),
-        (["one\\"], "one", False),
-        (['"""', "/help", "x", '"""'], "/help\nx", False),
-        (['"""one', 'two"""'], "one\ntwo", False),
-        (['"""one"""'], "one", False),
-        (['"""', "one", EOFError], "one", False),
-        (['"""', "one", KeyboardInterrupt], "", False),
-        (["one\\", KeyboardInterrupt], "", False),
+        ("hello", "hello", False),
+        ("/help", "/help", True),
+        ("/sytem x", "/sytem x", True),
+        ("/usr/bin\n/usr/lib", "/usr/bin\n/usr/lib", False),
+        ("/system be\nbrief", "/system be\nbrief", True),
+        ("for x \\\n  y", "for x \\\n  y", False),
+        ('"""\n/help\nx\n"""', "/help\nx", False),
+        ('"""one"""', "one", False),
+        ("see [#1]", "see pasted text", False),
     ],
 )
-def test_messages_of_several_lines(lines: list[Any], text: str, is_command: bool) -> None:
-    assert read_entry(asking(*lines)) == (text, is_command)
-
-
-@pytest.mark.parametrize("end", [EOFError, KeyboardInterrupt])
-def test_the_end_at_the_prompt_is_the_callers(end: type[BaseException]) -> None:
-    with pytest.raises(end):
-        read_entry(asking(end))
+def test_what_is_a_command(typed: str, text: str, is_command: bool) -> None:
+    prompt = Prompt.__new__(Prompt)
+    prompt._pastes = {"[#1]": "pasted text"}
+    assert prompt._entry(typed) == (text, is_command)
 
 
 def test_control_characters_of_an_answer_do_not_reach_a_terminal() -> None:
-    assert visible("a\tb\n\x1b[2J\x07\x9b\r\x7f") == "a\tb\n␛[2J␇\ufffd␡"
+    assert visible("a\tb\n\x1b[2J\x07\x9b\r\x7f\u202e") == "a\tb\n␛[2J␇\ufffd␡\ufffd"
 
 
 # the command
@@ -402,17 +497,6 @@ def test_marks_are_around_what_the_draft_had_right(
         Screen().show_drafts(True)
 
 
-def test_where_standard_output_is_no_terminal_the_prompt_goes_to_standard_error(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lines = iter(["typed\n", ""])
-    monkeypatch.setattr("sys.stdin", SimpleNamespace(readline=lambda: next(lines)))
-    assert command.terminal_line("> ") == "typed"
-    with pytest.raises(EOFError):
-        command.terminal_line("> ")
-    assert capsys.readouterr() == ("", "> > ")
-
-
 def test_a_chat_template_of_a_file(invoke: Invoke, opened: dict[str, Any], tmp_path: Path) -> None:
     flags = ["--chat-template", str(tmp_path / "it.jinja")]
     result = invoke("chat", "some/model", *flags, input="one\n")
@@ -422,3 +506,23 @@ def test_a_chat_template_of_a_file(invoke: Invoke, opened: dict[str, Any], tmp_p
         invoke("chat", "some/model", *flags, input="one\n").exit_code == 0
         and opened["chat_template"] == "{{ messages }}"
     )
+
+
+@pytest.mark.parametrize(
+    ("answer", "plain", "told"),
+    [
+        ({}, None, "3 tokens · 4.0 tokens/s · 1.50 tokens a step · first token 0.50 s"),
+        (
+            {},
+            3.0,
+            "/s · about 1.3 times plain (estimated) · 1.50 tokens a step · first token 0.50 s",
+        ),
+        ({}, 2.0, "/s · about 1.5 times plain (estimated) · 1.50 tokens a step · first token 0.50 s"),
+        ({"finish_reason": "length"}, None, " · cut: /set max_tokens N allows more than 3"),
+        ({"interrupted": True}, None, " · stopped by you"),
+    ],
+)
+def test_the_figures_of_an_answer(answer: dict[str, Any], plain: float | None, told: str) -> None:
+    output = StreamedChoice("a b c", [0, 1, 2], answer.get("finish_reason", "stop"), num_forwards=2)
+    made = ChatAnswer(output, CallTimes(1.0, 0.5, 1), answer.get("interrupted", False))
+    assert made.figures(plain, 3).endswith(told)

@@ -135,7 +135,8 @@ def test_every_parameter_is_named_as_its_flag() -> None:
         for parameter in command.params:
             flags = [flag for flag in parameter.opts if flag.startswith("--")]
             name = flags[0].removeprefix("--").replace("-", "_") if flags else parameter.name
-            name = f"{name}_model" if keyword.iskeyword(str(name)) else name  # --for MODEL
+            if keyword.iskeyword(str(name)):
+                name = {"for": "for_model", "continue": "continue_"}[str(name)]
             assert parameter.name == name, (path, flags)
             seen += len(flags)
     assert seen > 100

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -77,6 +78,40 @@ def test_standard_input_that_is_not_text_is_refused(invoke: Invoke, opened: dict
     assert "UTF-8" in result.stderr
 
 
+def test_an_empty_standard_input_is_an_error(invoke: Invoke, opened: dict[str, Any]) -> None:
+    for given in ("", " \n"):
+        for arguments in (("generate",), ("generate", "-")):
+            result = invoke(*arguments, input=given)
+            assert result.exit_code == 2 and "Standard input is empty" in result.stderr
+    assert "model" not in opened
+
+
+@pytest.mark.parametrize(
+    ("piped", "sent"), [(b"a file\n", "Shorten:\n\na file\n"), (b"", "Shorten:"), (None, "Shorten:")]
+)
+def test_what_is_piped_follows_the_prompt_of_its_flag(
+    monkeypatch: pytest.MonkeyPatch, piped: bytes | None, sent: str
+) -> None:
+    end, start = os.pipe()
+    with os.fdopen(start, "wb") as file:
+        file.write(piped or b"")
+    with os.fdopen(end) if piped is not None else Path(os.devnull).open() as standard_input:
+        monkeypatch.setattr("sys.stdin", standard_input)
+        assert generate.read_prompt(None, "Shorten:") == sent
+
+
+def test_llama_cpps_flags(invoke: Invoke, opened: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[int] = []
+    monkeypatch.setattr("torch.set_num_threads", threads.append)
+    result = invoke("generate", "-p", "hello", "-m", "it.gguf", "-c", "512", "-t", "3", "--temp", "0.5", "-n", "2")
+    assert result.exit_code == 0, result.output
+    prompt, params = opened["llm"].requests[0]
+    assert (prompt, params.temperature, params.n) == ("hello", 0.5, 2)
+    assert (opened["model"], opened["max_model_len"], threads) == ("it.gguf", 512, [3])
+    twice = invoke("generate", "hello", "-p", "hello")
+    assert twice.exit_code == 2 and "The prompt is given twice" in twice.stderr
+
+
 @pytest.mark.parametrize("argument", ["a\udcff", "\ud83d"])
 def test_an_argument_that_is_not_text_is_refused(invoke: Invoke, opened: dict[str, Any], argument: str) -> None:
     for arguments in ([argument], ["x", "--prediction", argument]):
@@ -114,7 +149,7 @@ def test_sampling_is_the_models_own_unless_it_is_given(
 ) -> None:
     llm = opened["llm"]
     llm.target.context_length, llm.target.name = 64, "fake"
-    monkeypatch.setattr("forerun.cli.chat.open_llm", lambda *_, **__: llm)
+    monkeypatch.setattr("forerun.cli.chat.command.open_llm", lambda *_, **__: llm)
     arguments = ("generate", "hi") if command == "generate" else ("chat", "some/model")
     plain = invoke(*arguments, input="hi\n")
     llm.target.recommended_sampling = {"temperature": 0.6, "top_k": 20}

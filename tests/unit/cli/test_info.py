@@ -145,3 +145,12 @@ def test_a_head_that_needs_its_target(invoke: Invoke, tmp_path: Path) -> None:
     assert "Give the target too (--model)." in invoke("info", str(tmp_path)).stderr
     result = invoke("info", str(tmp_path), "--model", "bundled")
     assert result.exit_code == 0 and "Medusa" in result.stdout, result.output
+
+
+def test_a_model_is_told_from_a_head(invoke: Invoke, tmp_path: Path) -> None:
+    text = invoke("info", "bundled", "--draft-model", "bundled-draft", "--quantize", "int8").stdout
+    assert "model:        bundled, int8" in text and "model:        bundled-draft" in text
+    twice = invoke("info", "bundled", "-m", "bundled")
+    assert twice.exit_code == 2 and "The model is given twice" in twice.stderr
+    (tmp_path / "config.json").write_text("{}", encoding="utf-8")
+    assert "config.json" in invoke("info", str(tmp_path)).stderr

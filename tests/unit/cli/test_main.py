@@ -8,11 +8,15 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 
 from forerun import __version__
 from forerun.cli.config_file import config_first
+from forerun.cli.main import app
+from forerun.errors import ConfigError
 
 from .conftest import Invoke
 
@@ -138,3 +142,57 @@ def test_ctrl_c_while_modules_are_imported_is_quiet(tmp_path: Path) -> None:
 )
 def test_the_configuration_file_may_be_named_after_the_command(arguments: list[str], ordered: list[str]) -> None:
     assert config_first(arguments) == ordered
+
+
+@pytest.mark.parametrize(
+    "typed",
+    ["chat it.gguf", "chat -m it.gguf", "chat --model=it.gguf", "run it.gguf --temp 0", "run --temp 0 -m it.gguf"],
+)
+def test_a_model_is_an_argument_or_an_option(invoke: Invoke, monkeypatch: pytest.MonkeyPatch, typed: str) -> None:
+    seen: list[str] = []
+
+    def open_llm(model: str, *_: object, **__: object) -> None:
+        seen.append(model)
+        raise ConfigError("enough")
+
+    monkeypatch.setattr("forerun.cli.chat.command.open_llm", open_llm)
+    assert invoke(*typed.split(), input="x").exit_code == 2 and seen == ["it.gguf"]
+
+
+def test_each_command_with_a_model_takes_it_both_ways() -> None:
+    """-m and --model, and the first argument unless another stands there."""
+    named = {
+        "batch",
+        "complete",
+        "generate",
+        "info",
+        "drafters",
+        "answers",
+        "eagle",
+        "block",
+        "medusa",
+        "mtp",
+        "draft",
+        "eval",
+    }
+    root: Any = typer.main.get_command(app)
+    commands = [*root.commands.items()]
+    asking = {}
+    while commands:
+        name, command = commands.pop()
+        commands += getattr(command, "commands", {}).items()
+        models = [each for each in command.params if "model" in (each.name, each.opts[-1]) or "--model" in each.opts]
+        if models:
+            asking[name] = models[0]
+    takers = {name for name, each in asking.items() if each.param_type_name == "argument"}
+    assert takers >= {"chat", "run", "serve", "demo", "try", "tune", "audit", "plan", "forward", "peers", "quantize"}
+    assert asking.keys() - takers == named
+    assert all("-m" in asking[name].opts for name in named)
+
+
+@pytest.mark.parametrize("arguments", [("--help",), ("generate", "--help"), ("chat", "--help"), ("models", "--help")])
+def test_help_loads_no_editor_and_no_model(arguments: tuple[str, ...]) -> None:
+    code = "import sys; from forerun.cli.main import app; app(sys.argv[1:], standalone_mode=False); "
+    code += "sys.exit(str({'torch', 'prompt_toolkit', 'platformdirs'} & sys.modules.keys()))"
+    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=60)
+    assert done.stderr == "set()\n", done.stderr

@@ -38,7 +38,7 @@ class AcceptanceOptions:
 @with_flags
 def acceptance(
     *,
-    model: options.ModelName = None,
+    model: options.TargetArgument = None,
     compared: Annotated[CompareOptions, Flags(base=CompareOptions(prompts="questions", max_tokens=64))],
     settings: Annotated[AcceptanceOptions, Flags()],
     json: JsonFile = None,

@@ -20,9 +20,6 @@ PREFIX = 256
 class ForwardOptions:
     """Which forwards are timed."""
 
-    model: str | None = option(
-        None, "As elsewhere, or random:SHAPE, such as llama-1b or qwen3-4b.", default_text=DEFAULT_MODEL
-    )
     rows: str = option(
         "1,5,8",
         "Rows of a forward, with commas between them; over 64, logits are the last row's, as of a prompt.",
@@ -41,12 +38,16 @@ class ForwardOptions:
 @with_flags
 def forward(
     *,
+    model: Annotated[
+        str | None,
+        options.model_argument("As elsewhere, or random:SHAPE, such as llama-1b or qwen3-4b.", DEFAULT_MODEL),
+    ] = None,
     timed: Annotated[ForwardOptions, Flags()],
     threads: options.Threads = None,
     json: JsonFile = None,
 ) -> None:
     """Time one target forward of K rows: t(K) / t(1), and the bytes of weights read per second."""
-    model = timed.model or DEFAULT_MODEL
+    model = model or DEFAULT_MODEL
     counts = whole_numbers(timed.rows, "--rows")
     dtypes = options.comma_list(timed.dtypes, "--dtypes")
     watch = begin(threads, json)

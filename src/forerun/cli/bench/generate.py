@@ -47,7 +47,7 @@ class GenerateOptions:
 @with_flags
 def bench_generate(
     *,
-    model: options.ModelName = None,
+    model: options.TargetArgument = None,
     draft: options.DraftName = None,
     compared: Annotated[CompareOptions, Flags()],
     settings: Annotated[GenerateOptions, Flags()],

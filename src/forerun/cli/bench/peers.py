@@ -39,7 +39,7 @@ class PeerOptions:
 @with_flags
 def peers(
     *,
-    model: options.ModelName = None,
+    model: options.TargetArgument = None,
     compared: Annotated[CompareOptions, Flags(base=CompareOptions(drafters=AUTO))],
     chosen: Annotated[PeerOptions, Flags()],
     llm: Annotated[LLMOptions, Flags("dtype", "quantize")],

@@ -25,7 +25,7 @@ MAX_TOKENS = 64
 @with_flags
 def quality(
     *,
-    model: options.ModelName = None,
+    model: options.TargetArgument = None,
     compared: Annotated[
         CompareOptions,
         Flags(

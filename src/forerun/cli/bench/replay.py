@@ -22,7 +22,7 @@ COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48)
 @with_flags
 def replay(
     *,
-    model: options.ModelName = None,
+    model: options.TargetArgument = None,
     compared: Annotated[
         CompareOptions, Flags(base=CompareOptions(prompts="code,prose,copying,high-temperature", num_prompts=6))
     ],

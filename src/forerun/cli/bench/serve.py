@@ -9,12 +9,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from forerun.cli.bench.shared import CompareOptions, JsonFile, begin, non_negative, print_report, say, whole_numbers
 from forerun.cli.flags import Flags, with_flags
 from forerun.cli.generate import open_llm
-from forerun.cli.options import DRAFTER_HELP, LLMOptions, Threads, chosen_model
+from forerun.cli.options import DRAFTER_HELP, LLMOptions, Threads, chosen_model, model_argument, named_drafter
 from forerun.cli.serve import served_drafters
 from forerun.config import AUTO, OFF
 from forerun.errors import ConfigError
@@ -63,6 +61,9 @@ class BenchServeOptions(Checked):
     )
     drafter: str | None = option(
         None, f"Of the server that is started: {DRAFTER_HELP}", metavar="DRAFTER", default_text=AUTO
+    )
+    draft_model: str | None = option(
+        None, "A draft model of the server that is started.", metavar="MODEL", default_text="what auto finds"
     )
     no_details: bool = option(False, "Leave single requests out of the results.")
 
@@ -116,10 +117,9 @@ class BenchServeOptions(Checked):
 
 Model = Annotated[
     str | None,
-    typer.Argument(
-        metavar="MODEL",
-        help="Start `forerun serve` with this model, on a free port, and measure it; beside --url if there is one.",
-        show_default="without --url: smollm2 if it is fetched, else bundled",
+    model_argument(
+        "Start `forerun serve` with this model, on a free port, and measure it; beside --url if there is one.",
+        "without --url: smollm2 if it is fetched, else bundled",
     ),
 ]
 OWN = "forerun"
@@ -151,7 +151,7 @@ def bench_serve(
     goal = options.goal()
     urls = options.servers()
     model = chosen_model(None, "MODEL") if model is None and not urls else model
-    own = OwnServer(model, options.drafter, settings.quantize)
+    own = OwnServer(model, named_drafter(options.drafter, options.draft_model), settings.quantize)
     if model is None:
         _refuse_unused(options, own)
     elif options.ask_for is not None and not urls:

@@ -19,6 +19,7 @@ from forerun.errors import ModelLoadError, UnsupportedModelError
 from forerun.utils import fetch as store
 from forerun.utils.foreign_errors import REMEDY, as_load_errors
 from forerun.utils.json_file import Fields, open_regular
+from forerun.utils.stores import stored_models
 
 GGUF_SUFFIX = ".gguf"
 GGUF_MAGIC = b"GGUF"
@@ -38,7 +39,7 @@ def download_files(name: str, patterns: Sequence[str]) -> Path:
 
     names = (*BUNDLED_MODELS, *store.fetchable_names())
     what = f"{name} is neither a folder nor one of {', '.join(names)}, and cannot be fetched as a hub id"
-    near = get_close_matches(name, names, 1)
+    near = get_close_matches(name, (*names, *(each.name for each in stored_models())), 1)
     with as_load_errors(what, f"Did you mean {near[0]}?" if near else _REMEDY):
         return Path(snapshot_download(name, allow_patterns=list(patterns), ignore_patterns=list(_SUBFOLDERS)))
 

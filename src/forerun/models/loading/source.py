@@ -12,6 +12,7 @@ from weakref import WeakValueDictionary
 
 import torch
 
+from forerun.config import BUNDLED_MODELS
 from forerun.errors import ModelLoadError
 from forerun.kernels.block_weight import BLOCK_TYPES, BlockType, BlockWeight
 from forerun.kernels.quantize import QuantizedFormat, QuantizedWeight
@@ -29,6 +30,7 @@ from forerun.models.loading.weights import Checkpoint
 from forerun.models.spec.decoder import DecoderSpec
 from forerun.utils import fetch as store
 from forerun.utils.deferred import DeferredModule
+from forerun.utils.stores import find_stored
 
 if TYPE_CHECKING:
     from forerun.models.loading import folder_source
@@ -168,7 +170,8 @@ def find_source(name: str | Path) -> ModelSource:
     Args:
         name: "smollm2" or another model that `forerun fetch` brings; a bundled model; a GGUF file or any part of one,
             whatever it is called; a folder with one GGUF model and no safetensors; a Transformers folder; for a string,
-            also a hub id, or one of its GGUF models ("owner/name:file.gguf", "owner/name:Q4_K_M").
+            also a hub id, or one of its GGUF models ("owner/name:file.gguf", "owner/name:Q4_K_M"), or what
+            `forerun models` calls a model of another program's ("qwen3:4b").
 
     Raises:
         ModelLoadError: there is none, it cannot be fetched, or there are several GGUF models.
@@ -180,7 +183,10 @@ def find_source(name: str | Path) -> ModelSource:
         if fetched is None:
             raise ModelLoadError(f"{text} is not on this machine yet. Fetch it: forerun fetch {text}")
         return _of_file(text, fetched)
-    on_hub = None if isinstance(name, Path) or path.exists() else _HUB_FILE.fullmatch(text)
+    is_name = not isinstance(name, Path) and text not in BUNDLED_MODELS and not path.exists()
+    if is_name and (stored := find_stored(text)) is not None:
+        return _of_file(text, stored)
+    on_hub = _HUB_FILE.fullmatch(text) if is_name else None
     if on_hub is not None:
         return _of_file(text, _on_hub(on_hub[1], on_hub[2]))
     if is_gguf(path):

@@ -17,6 +17,7 @@ from forerun.lab.bench.prompts import BenchPrompt
 from forerun.models.loading.folder import is_gguf
 from forerun.models.loading.source import find_source
 from forerun.utils.fetch import path_of
+from forerun.utils.stores import find_stored
 
 Say = Callable[[str], None]
 WARM_UP_TOKENS = 32
@@ -310,7 +311,7 @@ def start_of(spec: PeerSpec, own: PeerStart) -> PeerStart:
         return PeerStart(text, [spec.program, *own.command[1:]], {**own.options, **more})
     is_llama = spec.kind == LLAMA
     target = own.options["model"]
-    model = spec.model or str(BUNDLED_MODELS.get(target) or path_of(target) or target)
+    model = spec.model or str(BUNDLED_MODELS.get(target) or path_of(target) or find_stored(target) or target)
     lookup = None if spec.lookup == NO_LOOKUP else spec.lookup
     command = (
         [sys.executable, "-m", f"{_MODULES}.llama_worker"]

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import mmap
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -104,18 +104,41 @@ def read_header(content: memoryview, place: str) -> GgufHeader:
     reader.check_version()
     num_tensors, num_keys = (reader.count(what, _ELEMENTS_OF_ENTRY) for what in ("tensors", "keys"))
     for _ in range(num_keys):
-        key = reader.texts(1, "a key's name")[0]
-        if not key or key in header.metadata:
-            reader.fail(f"it has the key {brief(key)} twice" if key else "a key has no name")
-        what = f"the key {brief(key)}"
-        kind = reader.integer("<I", "a value's type")
-        header.kinds[key] = (kind, reader.integer("<I", what)) if kind == _ARRAY else (kind,)
-        count = reader.count(f"elements with {what}") if kind == _ARRAY else 1
-        values = reader.values(header.kinds[key][-1], count, what)
-        header.metadata[key] = values if kind == _ARRAY else values[0]
+        _read_key(reader, header)
     infos = [_tensor_info(reader) for _ in range(num_tensors)]
     header.tensors.extend(_located(infos, header.metadata.get("general.alignment", 32), reader, len(content)))
     return header
+
+
+def _read_key(reader: _Reader, header: GgufHeader) -> None:
+    """Read a key with its value."""
+    key = reader.texts(1, "a key's name")[0]
+    if not key or key in header.metadata:
+        reader.fail(f"it has the key {brief(key)} twice" if key else "a key has no name")
+    what = f"the key {brief(key)}"
+    kind = reader.integer("<I", "a value's type")
+    header.kinds[key] = (kind, reader.integer("<I", what)) if kind == _ARRAY else (kind,)
+    count = reader.count(f"elements with {what}") if kind == _ARRAY else 1
+    values = reader.values(header.kinds[key][-1], count, what)
+    header.metadata[key] = values if kind == _ARRAY else values[0]
+
+
+def first_keys(path: Path, keys: Collection[str]) -> Mapping[str, Any]:
+    """Return the metadata of a file up to the last of these keys: a vocabulary, which mostly stands behind them, takes
+    half a second.
+
+    Raises:
+        ModelLoadError: as `GgufFile.open`.
+    """
+    content = _mapped(path)
+    reader = _Reader(memoryview(content), str(path))
+    reader.check_version()
+    _, num_keys = (reader.count(what, _ELEMENTS_OF_ENTRY) for what in ("tensors", "keys"))
+    header = GgufHeader()
+    while num_keys and not header.metadata.keys() >= {*keys}:
+        _read_key(reader, header)
+        num_keys -= 1
+    return header.metadata
 
 
 def brief(text: str) -> str:
@@ -426,15 +449,20 @@ class GgufFile:
         return cls(paths[0], MappingProxyType(first.metadata), MappingProxyType(tensors), first.kinds)
 
 
-def _open(path: Path) -> tuple[GgufHeader, dict[str, GgufTensor]]:
-    """Map a file into memory, read-only, and return its header and its tensors."""
+def _mapped(path: Path) -> mmap.mmap:
+    """Map a file into memory, read-only."""
     try:
         with as_memory_errors(str(path)), open_regular(path) as file:
-            content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except (OSError, ValueError) as failure:  # ValueError: a path with a null character, an empty file, or a pipe
         raise ModelLoadError(
             f"{path}: it cannot be read: {getattr(failure, 'strerror', 0) or failure}. {REMEDY}"
         ) from None
+
+
+def _open(path: Path) -> tuple[GgufHeader, dict[str, GgufTensor]]:
+    """Return the header of a file and its tensors."""
+    content = _mapped(path)
     header = read_header(memoryview(content), str(path))
     packed = np.frombuffer(content, np.uint8)
     return header, {
