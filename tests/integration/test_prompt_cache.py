@@ -386,10 +386,11 @@ def test_what_decides_the_bits_is_told_apart() -> None:
 
 
 CHILD = """
+import itertools
 import sys
 from forerun import LLM
 llm = LLM("bundled-draft", None, prompt_cache=sys.argv[1], threads=1)
-for start in range(int(sys.argv[2]), 1000):
+for start in itertools.count(int(sys.argv[2])):
     prompt = [start // 200, start % 200, *((7 * i * i + 3 * i) % 200 for i in range(4 * 64 + 3))]
     found = llm.generate(prompt, temperature=0, max_tokens=4, ignore_eos=True)
     print(start, found.stats.num_cached_tokens, *found.token_ids, flush=True)
