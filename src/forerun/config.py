@@ -230,6 +230,8 @@ BUNDLED_INDEX = ASSETS / "index" / "stdlib.index"
 MEMORY_LOG = "forerun.memory"
 """Logger that says at INFO, before weights are read, what memory is planned for."""
 
+PROMPT_CACHE_SIZE = 8.0
+"""GiB of the files of `prompt_cache`."""
 PREFILL_CHUNK = 256
 """Prompt tokens a sequence computes in one step."""
 MAX_BATCH = 32
@@ -272,6 +274,19 @@ class EngineConfig(Checked):
         f"Keep keys and values of prompts and answers, while there is room, for requests that begin alike: "
         f"{', '.join(PREFIX_REUSE)}. auto: where the model is exact, so that it changes no bit.",
     )
+    prompt_cache: str | None = option(
+        None,
+        "A folder of your own, which keeps keys and values of prompts and answers beyond a restart: what it has of a "
+        "prompt is not computed again. It holds what was said, as numbers. Several processes may share it.",
+        metavar="FOLDER",
+    )
+    prompt_cache_size: float | None = option(
+        None,
+        "GiB that the files in it may take. Those that were not used for longest are removed.",
+        low=0,
+        above=True,
+        default_text="8",
+    )
     acceptance: str | None = option(
         None,
         "Name of a verification rule. Greedy requests and those with a seed are verified exactly whatever it is.",
@@ -285,6 +300,10 @@ class EngineConfig(Checked):
         check_options(self, ConfigError)
         if self.prefix_reuse not in PREFIX_REUSE:
             raise ConfigError(f"prefix_reuse is {self.prefix_reuse!r}, but must be one of {', '.join(PREFIX_REUSE)}.")
+        if self.prompt_cache_size is not None and self.prompt_cache is None:
+            raise ConfigError(
+                f"prompt_cache_size is {self.prompt_cache_size:g}, but no prompt_cache is given. Give its folder."
+            )
 
 
 @hinted(SamplingError)

@@ -1,8 +1,9 @@
 """Run published clients against forerun's server: `make clients`, or `python tests/clients/run.py [NAME ...]`.
 
 What the clients need lies in build/clients: environments, one for each requirements-ENVIRONMENT.txt, since their needs
-contradict each other, and a random model. TORCH is what pip installs as torch in the one that needs it. The table that
-is printed is that of docs/serving.md. Returns 1 if a client cannot do what it should, or can do what it should not.
+contradict each other, the programs of package.json, if npm can install them, and a random model. TORCH is what pip
+installs as torch in the one that needs it. The table that is printed is that of docs/serving.md. Returns 1
+if a client cannot do what it should, or can do what it should not.
 """
 
 from __future__ import annotations
@@ -10,10 +11,11 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -36,10 +38,12 @@ SCRIPTS = {
         "use_smolagents",
         "use_llm",
         "use_ollama",
+        "use_llama_vim",
     ],
     "openai2": ["use_llama_index", "use_instructor"],
     "aider": ["use_aider"],
     "measures": ["use_lm_eval", "use_guidellm"],
+    "agents": ["use_agents"],
 }
 """Environment -> its scripts."""
 QUIET = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "OPENAI_AGENTS_DISABLE_TRACING": "1", "HF_HUB_OFFLINE": "1"}
@@ -49,11 +53,19 @@ LIMIT = 600.0
 
 
 def environment(name: str) -> Path:
-    """Return the Python of an environment, which is made if its requirements are new."""
-    folder, requirements = BUILD / name, HERE / f"requirements-{name}.txt"
-    python, stamp = folder / "bin/python", folder / "installed.txt"
+    """Return the Python of an environment, which is made if its requirements are new. Raises OSError and
+    CalledProcessError if it cannot be."""
+    programs = name == "agents"
+    folder, requirements = BUILD / name, HERE / ("package.json" if programs else f"requirements-{name}.txt")
+    python, stamp = Path(sys.executable) if programs else folder / "bin/python", folder / "installed.txt"
     if not stamp.exists() or stamp.read_text() != requirements.read_text():
         print(f"installing {requirements.name}", file=sys.stderr)
+        if programs:
+            folder.mkdir(exist_ok=True)
+            shutil.copy(requirements, folder)
+            subprocess.run(["npm", "install", "--no-audit", "--no-fund", "--loglevel=error"], cwd=folder, check=True)
+            stamp.write_text(requirements.read_text())
+            return python
         subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)
         install = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
         if name == "measures":
@@ -64,10 +76,10 @@ def environment(name: str) -> Path:
 
 
 @contextmanager
-def server(*arguments: str) -> Iterator[str]:
-    """Yield the address of a server, which ends with the block."""
-    command = [sys.executable, "-m", "forerun", "serve", *arguments, "--port", "0", "--log-format", "json"]
-    log = BUILD / f"{Path(arguments[0]).name}.log"
+def server(name: str, *arguments: str, program: Sequence[str] = ("-m", "forerun", "serve")) -> Iterator[str]:
+    """Yield the address of a server, which ends with the block. name: of its log."""
+    command = [sys.executable, *program, *arguments, "--port", "0", "--log-format", "json"]
+    log = BUILD / f"{name}.log"
     with log.open("w") as written, log.open() as lines, subprocess.Popen(command, stderr=written) as process:
         try:
             while process.poll() is None:
@@ -82,15 +94,29 @@ def server(*arguments: str) -> Iterator[str]:
 
 
 def report(python: Path, script: str) -> list[dict[str, Any]]:
-    """Run a script and return what it reports: its client, then its steps."""
+    """Run a script and return what it reports: each of its clients, then its steps."""
     command = [python, HERE / f"{script}.py"]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, timeout=LIMIT)
     found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith(('{"client": ', '{"step": '))]
     if done.returncode:
         found.append({"step": script, "error": f"exit code {done.returncode}", "cannot": None})
-    for each in found[1:]:
-        print(f"{script}: {each['step']}: {each['error'] or 'ok'}", file=sys.stderr)
+    for each in found:
+        if "step" in each:
+            print(f"{script}: {each['step']}: {each['error'] or 'ok'}", file=sys.stderr)
     return found
+
+
+def reports(name: str, scripts: list[str]) -> list[dict[str, Any]]:
+    """Return what the scripts of an environment report; programs that cannot be installed are skipped."""
+    try:
+        python = environment(name) if scripts else Path()
+    except (OSError, subprocess.CalledProcessError) as error:
+        if name != "agents":
+            raise
+        clients = ", ".join(json.loads((HERE / "package.json").read_text())["dependencies"])
+        reason = f"skipped, since npm cannot install it ({error})"
+        return [{"client": clients, "version": "–"}, {"step": "an edit", "error": reason, "cannot": reason}]
+    return [line for script in scripts for line in report(python, script)]
 
 
 def main(chosen: list[str]) -> int:
@@ -99,13 +125,21 @@ def main(chosen: list[str]) -> int:
     subprocess.run([sys.executable, HERE / "tools_model.py", TOOLS_FOLDER], check=True)
     subprocess.run([sys.executable, "-m", "forerun", "fetch", "smollm2"], check=True, stdout=sys.stderr)
     rows: dict[str, list[dict[str, Any]]] = {}
-    with server("smollm2") as chat, server(str(TOOLS_FOLDER), *TOOLS_OPTIONS) as tools:
-        os.environ |= QUIET | {"FORERUN_CHAT": chat, "FORERUN_TOOLS": tools, "FORERUN_TOOLS_FOLDER": str(TOOLS_FOLDER)}
+    scripted = str(HERE / "scripted_server.py")
+    with (
+        server("chat", "smollm2") as chat,
+        server("tools", str(TOOLS_FOLDER), *TOOLS_OPTIONS) as tools,
+        server("scripted", str(TOOLS_FOLDER), "--served-model-name", "coder", program=[scripted]) as coder,
+    ):
+        addresses = {"FORERUN_CHAT": chat, "FORERUN_TOOLS": tools, "FORERUN_SCRIPTED": coder}
+        os.environ |= QUIET | addresses | {"FORERUN_TOOLS_FOLDER": str(TOOLS_FOLDER)}
         for name, scripts in SCRIPTS.items():
-            for script in scripts:
-                if not chosen or any(word in script for word in chosen):
-                    client, *steps = report(environment(name), script)
-                    rows.setdefault(f"{client['client']} | {client['version']}", []).extend(steps)
+            chosen_here = [each for each in scripts if not chosen or any(word in each for word in chosen)]
+            for found in reports(name, chosen_here):
+                if "client" in found:
+                    steps = rows.setdefault(f"{found['client']} | {found['version']}", [])
+                else:
+                    steps.append(found)
     print("| client | version | works | cannot |\n|---|---|---|---|")
     for row, steps in rows.items():
         works = ", ".join(each["step"] for each in steps if not each["error"])

@@ -1,7 +1,7 @@
 """What the clients' scripts share: the servers, and steps of which each is reported on one line of JSON.
 
-FORERUN_CHAT and FORERUN_TOOLS are the addresses, without a path, of servers of SmolLM2 ("smollm2") and of a random
-model whose template has tools ("tools").
+FORERUN_CHAT, FORERUN_TOOLS and FORERUN_SCRIPTED are the addresses, without a path, of servers of SmolLM2 ("smollm2"),
+of a random model whose template has tools ("tools") and of one that writes what its prompt says ("coder").
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-CHAT, TOOLS = os.environ["FORERUN_CHAT"], os.environ["FORERUN_TOOLS"]
+CHAT, TOOLS, SCRIPTED = (os.environ[f"FORERUN_{name}"] for name in ("CHAT", "TOOLS", "SCRIPTED"))
 CHAT_V1, TOOLS_V1 = f"{CHAT}/v1", f"{TOOLS}/v1"
 CITIES = ["Oslo", "Lima"]
 PAGE = 64
@@ -23,9 +23,9 @@ QUESTION = "Which is the capital of France?"
 """For SmolLM2 at temperature 0, whose answer names it."""
 
 
-def package(name: str) -> None:
-    """Report which package the script is of, before its steps."""
-    print(json.dumps({"client": name, "version": version(name)}), flush=True)
+def package(name: str, number: str | None = None) -> None:
+    """Report which package the following steps are of. number: of its version; None: as it is installed here."""
+    print("\n" + json.dumps({"client": name, "version": number or version(name)}), flush=True)
 
 
 def step(take: Callable[[], Any]) -> None:

@@ -1,12 +1,13 @@
 """aider: a file in a repository is edited."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from steps import CHAT_V1, package, step
+from steps import CHAT, documented, package, step
 
 package("aider-chat")
 
@@ -21,7 +22,8 @@ def edit(*options: str) -> None:
         path = Path(home) / "calc.py"
         path.write_text(SOURCE)
         command = [sys.executable, "-m", "aider", *OPTIONS.split(), *QUIET.split(), *options]
-        environment = os.environ | {"HOME": home, "OPENAI_API_BASE": CHAT_V1, "OPENAI_API_KEY": "none"}
+        settings = dict(re.findall(r"(\w+)=(\S+)", documented("OPENAI_API_BASE", CHAT)))
+        environment = os.environ | settings | {"HOME": home}
         done = subprocess.run(
             [*command, "--message", "Return the sum.", path.name],
             cwd=home,

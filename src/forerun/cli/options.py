@@ -68,6 +68,8 @@ class LLMOptions(Checked):
         EngineConfig, "cache_memory", None, default_text="what the batch needs, at most half of the machine's"
     )
     prefix_reuse: str = option_like(EngineConfig, "prefix_reuse", AUTO, default_text=AUTO)
+    prompt_cache: str | None = option_like(EngineConfig, "prompt_cache", None, default_text="none")
+    prompt_cache_size: float | None = option_like(EngineConfig, "prompt_cache_size", None, default_text="8")
     dtype: str = option(DEFAULT_DTYPE, f"Number format of weights and cache: {', '.join(DTYPES)}.")
     device: str = option("cpu", f"Where to compute: {DEVICES}.")
     quantize: str | None = option(
@@ -108,7 +110,7 @@ class LLMOptions(Checked):
 
 LLM_TYPED = ("num_draft_tokens", "dtype", "device", "quantize", "kv_cache_dtype", "adapter", "max_model_len")
 """Fields of LLMOptions with a flag in commands that generate; the others are keys of the configuration file."""
-OF_SERVERS = ("prefix_reuse", "tensor_parallel_size")
+OF_SERVERS = ("prefix_reuse", "prompt_cache", "prompt_cache_size", "tensor_parallel_size")
 """Fields of LLMOptions that `serve` alone has."""
 RAY_TYPED = ("ray", "replicas", "ray_address")
 DRAFTERS_HELP = "Drafters, with commas between them; with semicolons where their options hold commas outside quotes."

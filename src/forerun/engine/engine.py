@@ -87,6 +87,7 @@ class Engine:
         outputs: the outputs of the steps, until the caller takes them from the front.
         scheduler: the sequences, waiting and running.
         faults: whether the device has failed, so that nothing can be computed any more.
+        memory: the sequences' caches.
         grammars: the requests' grammars, prepared. Preparing takes up to a second, and any thread may do it before.
     """
 
@@ -113,10 +114,10 @@ class Engine:
         self.grammars = Grammars(tokenizer, target.name, target.vocab_size)
         if bounds_memory:
             bound_memory(target, drafter, self.config)
-        self._memory = KVCacheManager(target, self.config)
+        self.memory = KVCacheManager(target, self.config)
         # K = 0 is plain decoding, without the drafter. An explicit policy decides for itself, and keeps the drafter.
         drafting = drafter if self.config.num_draft_tokens or policy is not None else None
-        self._loop = StepLoop(target, drafting, self.config, policy, self._memory, self._texts, clock)
+        self._loop = StepLoop(target, drafting, self.config, policy, self.memory, self._texts, clock)
         self.scheduler, self.outputs, self.faults = self._loop.scheduler, self._loop.outputs, self._loop.faults
         self._ids = itertools.count()
         self._ending: list[SequenceState] = []  # sequences that are to leave before they are finished
@@ -280,6 +281,7 @@ class Engine:
                 self.scheduler.remove(state)
             self._loop.under_way, self._ending = [], []
             self.outputs.clear()
+        self.memory.close()
 
     def _recover(self, error: Exception | None = None) -> None:
         """End the sequences that are to end. After an interrupted step, roll its sequences back, or end them, first.
@@ -298,7 +300,7 @@ class Engine:
                         "request again."
                     )
             self._loop.reset()
-            self._memory.recount()
+            self.memory.recount()
             for state in self._loop.under_way:
                 if state.error is not None or state.has_left:
                     self._ending.append(state)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from forerun.config import AUTO, ON, EngineConfig, MaxModelLen
+from forerun.config import AUTO, ON, PROMPT_CACHE_SIZE, EngineConfig, MaxModelLen
 from forerun.drafters import Drafter
 from forerun.engine.memory_division import (
     AvailableMemory,
@@ -16,10 +19,14 @@ from forerun.engine.memory_division import (
     states_nbytes,
 )
 from forerun.engine.sequence import SequenceState
-from forerun.errors import OutOfPagesError
+from forerun.errors import ConfigError, OutOfPagesError
 from forerun.kernels.cpu.page_layout import PAGE
 from forerun.kv_cache import PagePool, SequenceCache
 from forerun.models import LanguageModel
+from forerun.utils.machine import GIB
+
+if TYPE_CHECKING:
+    from forerun.kv_cache.prompt_cache import PromptCache
 
 
 def bound_memory(
@@ -65,9 +72,29 @@ class KVCacheManager:
         self.pages_for: Callable[[int], int] = (lambda _: 0) if pool is None else target.new_cache().pages_wanted
         if isinstance(pool, PagePool):
             pool.most_states = most_saved_states(config)
+        self.prompt_cache = None if config.prompt_cache is None else self._opened(config.prompt_cache, config)
+
+    def _opened(self, folder: str, config: EngineConfig) -> PromptCache:
+        """Open the prompt cache. Raises ConfigError as `PromptCache`, and where it cannot be of use."""
+        from forerun.kv_cache.prompt_cache import PromptCache
+
+        target, pool = self._target, self._pool
+        if not self.reuses:
+            raise ConfigError(
+                f"prompt_cache is {folder!r}, but no prefix is reused: prefix_reuse is {config.prefix_reuse!r}, and "
+                f"{target.name} is {target.exactness}. Leave prompt_cache out, or give prefix_reuse='on'."
+            )
+        fingerprint = target.fingerprint()
+        if fingerprint is None or not isinstance(pool, PagePool):
+            raise ConfigError(
+                f"prompt_cache is {folder!r}, but {target.name} ({target.kernels} kernels, {target.device}) is not "
+                "computed by the native decoder, whose keys and values alone are kept on disk. Leave prompt_cache out."
+            )
+        size = int((config.prompt_cache_size or PROMPT_CACHE_SIZE) * GIB)
+        return PromptCache(Path(folder), size, pool, fingerprint, has_states=target.state_nbytes > 0)
 
     def begin(self, state: SequenceState) -> None:
-        """Give the sequence a cache that holds the longest prefix of its tokens that is in memory."""
+        """Give the sequence a cache that holds the longest prefix of its tokens that is in memory or on disk."""
         cache = state.cache = state.sequence.cache = self._target.new_cache()
         if not self.reuses or state.wants_prompt_logprobs:
             return
@@ -81,9 +108,20 @@ class KVCacheManager:
         else:
             if leader is not None and self._target.state_nbytes:  # states are shared at the borders of pages only
                 self.publish(leader)
+            self.read(state)
             cache.adopt(sequence.token_ids, sequence.params.tenant)
         if not sequence.num_output and not state.stats.num_preemptions:  # else they may be what it has computed itself
             state.stats.num_cached_tokens = cache.length
+            state.stats.num_read_tokens = min(state.stats.num_read_tokens, cache.length)
+
+    def read(self, state: SequenceState, most: float = math.inf) -> bool:
+        """Read what the disk has of the tokens of a sequence without a cache, `most` pages of it. Returns whether there
+        may be more."""
+        if self.prompt_cache is None or not self.reuses or state.wants_prompt_logprobs:
+            return False
+        num_read = self.prompt_cache.read(state.sequence.token_ids, state.sequence.params.tenant, most)
+        state.stats.num_read_tokens += num_read
+        return num_read == most * PAGE
 
     def chunk(self, state: SequenceState, most: int) -> int:
         """Return how many of the next `most` tokens to compute at once. With recurrent layers, whose states can only be
@@ -111,7 +149,15 @@ class KVCacheManager:
         if not self.reuses or cache is None or not cache.length or state.error is not None:
             return
         if sequence.num_output or cache.is_finite():
-            cache.publish(sequence.token_ids[: cache.length], sequence.params.tenant)
+            computed = sequence.token_ids[: cache.length]
+            cache.publish(computed, sequence.params.tenant)
+            if self.prompt_cache is not None:
+                self.prompt_cache.write(computed, sequence.params.tenant)
+
+    def close(self) -> None:
+        """Wait until the prompts to be kept on disk are."""
+        if self.prompt_cache is not None:
+            self.prompt_cache.flush()
 
     def shortage(self) -> OutOfPagesError:
         """Make the error of a sequence that finds no page though no other sequence runs."""

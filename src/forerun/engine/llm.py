@@ -242,6 +242,8 @@ class LLM(Closing, Hinted):
             weights; it is taken when it is needed.
         prefix_reuse: "on" keeps keys and values of prompts and answers for requests that begin alike, while memory
             suffices; "off" keeps none; "auto" does where the model is exact, so that it changes no bit.
+        prompt_cache: a folder of your own, in which these keys and values outlast this process; None: none does. Its
+            files stay when the prefix cache is reset. prompt_cache_size: GiB that they may take; None: 8.
         tokenizer: replaces the one beside the target; or the folder or id that it is beside.
         chat_template: a chat template in place of the model's: its text, or the path of its file.
         adapter: the folder of a PEFT LoRA adapter, merged into the target when it is loaded (extra `peft`). A tokenizer
@@ -286,6 +288,8 @@ class LLM(Closing, Hinted):
         prefill_chunk: int = PREFILL_CHUNK,
         cache_memory: float | None = None,
         prefix_reuse: str = AUTO,
+        prompt_cache: str | Path | None = None,
+        prompt_cache_size: float | None = None,
         tokenizer: Any = None,
         chat_template: str | Path | None = None,
         adapter: str | Path | None = None,
@@ -307,6 +311,8 @@ class LLM(Closing, Hinted):
             max_batch=max_batch,
             cache_memory=cache_memory,
             prefix_reuse=prefix_reuse,
+            prompt_cache=None if prompt_cache is None else str(prompt_cache),
+            prompt_cache_size=prompt_cache_size,
             acceptance=acceptance,
             seed=seed,
             num_draft_tokens=AUTO if num_draft_tokens is None else num_draft_tokens,
@@ -322,15 +328,12 @@ class LLM(Closing, Hinted):
         )
         if chat_template is not None:
             self.tokenizer = with_template(self.tokenizer, chat_template)
-        own_seed = None if seed is None else seed ^ _DRAFTER_SEED
-        binding = Binding(self.target, self.tokenizer, own_seed, prefix_reuse != OFF)
-        self._add_drafter(chosen, drafter, binding, config, max_model_len, num_draft_tokens is None)
+        self._add_drafter(chosen, drafter, config, max_model_len, num_draft_tokens is None)
 
     def _add_drafter(
         self,
         chosen: Chosen,
         given: Drafters,
-        binding: Binding,
         config: EngineConfig,
         max_model_len: MaxModelLen,
         takes_written: bool,
@@ -342,6 +345,8 @@ class LLM(Closing, Hinted):
         if chosen is not None:
             if config.num_draft_tokens == AUTO:
                 check_costs(self.target)
+            own_seed = None if config.seed is None else config.seed ^ _DRAFTER_SEED
+            binding = Binding(self.target, self.tokenizer, own_seed, config.prefix_reuse != OFF)
             chosen, self.drafter, written = _make_drafter(chosen, given, binding)
             self.drafter_name = str(chosen) if isinstance(chosen, (str, Path)) else type(chosen).__name__
             if takes_written and written is not None:

@@ -41,7 +41,8 @@ class SequenceStats:
         num_plain_forwards: of the forwards, those with K = 0, for which the drafter was not called.
         num_asked_tokens: K summed over the other forwards.
         decisions: forwards by decision and reason: "on: gain", "off: no gain" and so on (`DraftPlan.reason`).
-        num_cached_tokens: tokens of the prompt that were in memory already, and not computed.
+        num_cached_tokens: tokens of the prompt that were in memory already or on disk, and not computed.
+        num_read_tokens: of those, which came from the disk.
         num_preemptions: how often it was preempted, and computed again.
         num_experts: that its steps read (`StepStats.num_experts`), whichever sequence wanted them.
         time_draft: in the drafter, drafting and learning what became of the draft.
@@ -65,6 +66,7 @@ class SequenceStats:
     num_asked_tokens: int = 0
     decisions: dict[str, int] = field(default_factory=dict)
     num_cached_tokens: int = 0
+    num_read_tokens: int = 0
     num_preemptions: int = 0
     num_experts: int = 0
     time_draft: float = 0.0

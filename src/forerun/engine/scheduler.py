@@ -313,7 +313,7 @@ class Scheduler:
         self._followers.pop(state, None)
 
     def plan(self, policy: SpeculationPolicy | None) -> Schedule:
-        """Schedule the next step of running sequences whose caches are there.
+        """Schedule the next step of the running sequences whose caches are there.
 
         Args:
             policy: decides how much is drafted; None without a drafter.
@@ -323,7 +323,7 @@ class Scheduler:
         if self._pool is not None:
             left = self._pool.num_available - sum([state.pages_wanted(1) for state in ready])
         turns: list[tuple[SequenceState, int]] = []
-        if len(ready) < len(self.running):
+        if any(state.cache is not None and state.num_uncomputed_tokens > 1 for state in self.running):
             turns = self._prompts(ready, left)
         left -= sum([state.pages_wanted(num_scheduled_tokens) for state, num_scheduled_tokens in turns])
         if policy is None or not ready:
@@ -380,7 +380,7 @@ class Scheduler:
         states.sort(key=lambda state: (-state.request.params.priority, places[state]))
         places = _places(states, lambda state: state.request.scope)
         states.sort(key=lambda state: (places[state], rests[state]))
-        return [state for state in states if state.num_uncomputed_tokens > 1]
+        return [state for state in states if state.cache is not None and state.num_uncomputed_tokens > 1]
 
     def _oldest(self, states: Seq[SequenceState]) -> SequenceState:
         """Return the sequence that came first of those above which their scope has no priority."""

@@ -267,6 +267,16 @@ class LanguageModel(ABC):
         """Return [experts of all layers] the rows that each was given so far; None where nobody counts them."""
         return None
 
+    def fingerprint(self) -> str | None:
+        """Return a hash of all that decides the bits of keys, values and states: weights as memory has them, shapes,
+        number formats, the build and the instruction set of the kernels, the processor. All weights are read: a second
+        for two gigabytes.
+
+        Returns:
+            None if this model does not tell.
+        """
+        return None
+
     def embedding_rows(self, token_ids: Tensor) -> Tensor:
         """Return rows of the embedding table, dequantized if necessary.
 
@@ -386,6 +396,10 @@ class LayerRangeDecoder(ABC):
     def num_experts_read(self) -> int:
         """Return the experts that all forwards together have read; 0: only the native decoder counts them."""
         return 0
+
+    def fingerprint(self) -> str | None:
+        """Return None: only the native decoder tells what decides its bits (`LanguageModel.fingerprint`)."""
+        return None
 
     def experts_given(self) -> NDArray[np.int64] | None:
         """Return what `LanguageModel.experts_given` does."""

@@ -234,6 +234,10 @@ class Model(LanguageModel):
         """Return the rows that each expert was given so far (`LanguageModel.experts_given`)."""
         return self.decoder.experts_given() if isinstance(self.decoder, LayerRangeDecoder) else None
 
+    def fingerprint(self) -> str | None:
+        """Return a hash of all that decides the bits of keys, values and states (`LanguageModel.fingerprint`)."""
+        return self.decoder.fingerprint() if isinstance(self.decoder, LayerRangeDecoder) else None
+
     def draft_session(self, caches: Sequence[Cache], pick: Pick) -> DraftSession | None:
         """Return a session that computes chains row by row, with less preparation for each row than `forward`
         (`LanguageModel.draft_session`)."""

@@ -111,6 +111,7 @@ _COUNTERS: dict[str, tuple[str, ...]] = {
     "vllm:generation_tokens": ("Tokens generated.",),
     "vllm:prefix_cache_queries": ("Prompt tokens looked for in the cache.",),
     "vllm:prefix_cache_hits": ("Prompt tokens found in the cache.",),
+    "vllm:external_prefix_cache_hits": ("Prompt tokens read from the disk, which are among them.",),
     "vllm:num_preemptions": ("Times that sequences lost their place to others, to be computed again later.",),
     "vllm:request_success": ("Choices that have ended.", "finished_reason"),
     "vllm:spec_decode_num_drafts": ("Drafts verified.",),
@@ -191,6 +192,7 @@ class Metrics(HTTPMetrics):
         counts = {
             "vllm:prefix_cache_queries": prompt,
             "vllm:prefix_cache_hits": stats.num_cached_tokens,
+            "vllm:external_prefix_cache_hits": stats.num_read_tokens,
             "vllm:generation_tokens": stats.num_tokens,
             "vllm:num_preemptions": stats.num_preemptions,
             "vllm:spec_decode_num_drafts": sum(stats.reached_per_position[:1]),

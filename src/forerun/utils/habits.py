@@ -138,6 +138,8 @@ HABITS: Mapping[str, str] = {
     "mem_fraction_static": "cache_memory",
     "swap_space": "cache_memory",
     "cpu_offload_gb": _LEAVE,
+    "kv_transfer_config": "prompt_cache",
+    "slot_save_path": "prompt_cache",
     "cache_type_k": "kv_cache_dtype",
     "cache_type_v": "kv_cache_dtype",
     "block_size": "Pages hold 64 positions.",

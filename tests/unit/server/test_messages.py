@@ -73,6 +73,8 @@ def test_an_answer(served: Served, http: httpx.Client, speculative: bool) -> Non
     assert joined(events) == (answer["content"], {"stop_reason": "max_tokens", "stop_sequence": None})
     counted = http.post(f"{URL}/count_tokens", json={"messages": body["messages"], "system": "a"}).json()
     assert counted == {"input_tokens": len(twin.prompt_token_ids)}
+    amid = [{"role": "system", "content": [{"type": "text", "text": "a"}]}, *TALK["messages"]]  # as Claude Code's
+    assert http.post(f"{URL}/count_tokens", json={"messages": amid}).json() == counted
 
 
 def test_a_last_message_of_the_assistant_goes_on(served: Served, http: httpx.Client) -> None:

@@ -329,7 +329,7 @@ def test_metrics_have_the_names_that_tools_read() -> None:
     with running() as (served, http):
         http.post(COMPLETIONS, json={**SHORT, "max_tokens": 20})
         http.post(COMPLETIONS, json={**SHORT, "stream": True})
-        served.service.metrics.ended(SequenceStats(num_preemptions=2), "stop", 0, 1.0)
+        served.service.metrics.ended(SequenceStats(num_preemptions=2, num_read_tokens=64), "stop", 0, 1.0)
         text = http.get("/metrics").text
     names = {re.split("[{ ]", line)[0] for line in text.splitlines() if not line.startswith("#")}
     assert names >= {
@@ -357,6 +357,7 @@ def test_metrics_have_the_names_that_tools_read() -> None:
     assert 'vllm:prefix_cache_queries_total{model_name="it"} 10.0' in text
     assert 'vllm:prefix_cache_hits_total{model_name="it"} 0.0' in text  # pages are shared whole
     assert 'vllm:num_preemptions_total{model_name="it"} 2.0' in text
+    assert 'vllm:external_prefix_cache_hits_total{model_name="it"} 64.0' in text
 
 
 DASHBOARD = Path(__file__).parents[3] / "docs" / "grafana.json"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from forerun.cli.bench import acceptance, compare, forward, generate, gpu, peers, quality, replay, report, serve
+from forerun.cli.bench import acceptance, agent, compare, forward, generate, gpu, peers, quality, replay, report, serve
 
 app = typer.Typer(help="Measure forerun on this machine, beside Hugging Face Transformers.", no_args_is_help=True)
 _COMMANDS = {
@@ -14,6 +14,7 @@ _COMMANDS = {
     "replay": replay.replay,
     "serve": serve.bench_serve,
     "acceptance": acceptance.acceptance,
+    "agent": agent.agent,
     "quality": quality.quality,
     "report": report.report,
     "compare": compare.compare,

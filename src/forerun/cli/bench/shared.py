@@ -155,7 +155,7 @@ def print_report(report: Report, watch: Watch, json: Path | None, markdown: bool
         say(f"results in {json}")
 
 
-def open_plain(model: str, llm: LLMOptions) -> LLM:
+def open_plain(model: str, llm: LLMOptions, prefix_reuse: str = OFF) -> LLM:
     """Open the target without a drafter, with lines of progress. Silences Transformers."""
     from forerun.engine import LLM
     from forerun.lab.bench.methods import quieten
@@ -163,4 +163,4 @@ def open_plain(model: str, llm: LLMOptions) -> LLM:
     quieten()
     say(f"loading {model}")
     with log_memory_plan(say):
-        return LLM(model, drafter=None, dtype=llm.dtype, quantize=llm.quantize, prefix_reuse=OFF)
+        return LLM(model, drafter=None, dtype=llm.dtype, quantize=llm.quantize, prefix_reuse=prefix_reuse)

@@ -105,10 +105,10 @@ class PageLayout:
 
     def new_page(self) -> Tensor:
         """Return a zeroed page, [size], aligned to 64 bytes."""
-        extra = _ALIGNMENT // self.dtype.itemsize
-        padded = torch.zeros(self.size + extra, dtype=self.dtype)
-        start = -padded.data_ptr() % _ALIGNMENT // self.dtype.itemsize
-        return padded[start : start + self.size]
+        # NumPy takes zeros from the system when they are touched; torch would have all its threads write them
+        padded = torch.from_numpy(np.zeros(self.nbytes + _ALIGNMENT, np.uint8))
+        start = -padded.data_ptr() % _ALIGNMENT
+        return padded[start : start + self.nbytes].view(self.dtype)
 
     def copy_first(self, source: Tensor, target: Tensor, count: int) -> None:
         """Copy the first `count` slots of one page to another."""

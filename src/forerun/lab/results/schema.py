@@ -23,6 +23,7 @@ KINDS: Mapping[str, str] = {
     "acceptance": "Acceptance",
     "forward": "One forward",
     "serve": "Servers under load",
+    "agent": "An agent's day",
     "quality": "What the weights' format costs",
     "replay": "The automatic K by measured costs",
     "peers": "Beside other engines",

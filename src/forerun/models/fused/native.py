@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from copy import copy
 from dataclasses import replace
 from functools import partial
@@ -20,6 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
+from forerun import __version__
 from forerun.kernels.cpu.library import (
     HEADER,
     ExpertsStruct,
@@ -52,7 +54,7 @@ from forerun.models.fused.parts import (
     weights_by_head,
     xielu_params,
 )
-from forerun.models.linear import LinearPart, Maker, at_path, of_rows
+from forerun.models.linear import LinearPart, Maker, at_path, module_tensors, of_rows
 from forerun.models.rope import CosSinTables
 from forerun.models.spec.attention import Attention, LatentAttention
 from forerun.models.spec.decoder import DecoderSpec
@@ -61,6 +63,8 @@ from forerun.models.spec.layer import LayerSpec
 from forerun.models.spec.recurrence import RECURRENT_ROLES, Recurrence
 from forerun.models.weight_plan import roles_of_products
 from forerun.types import Cache
+from forerun.utils import machine
+from forerun.utils.files import digest, file_digest
 
 _ENUMS = HEADER.enums
 _C_NAMES = {"kv_a_proj": "key", "A_log": "A", **{role: role.removeprefix("shared_") for role in SHARED}}
@@ -77,6 +81,8 @@ _OF_RECURRENCE = (
     *("heads_are_tiled", "norm_eps", "beta_scale"),
 )
 """Fields that a spec has by the same name."""
+_ROTATED = 2048
+"""Positions whose rotations tell one rotation from another."""
 _Norms = dict[str, tuple[int | None, int | None]]  # by role, the addresses of weight and bias
 
 
@@ -191,6 +197,27 @@ class NativeDecoder(LayerRangeDecoder):
         layers = self._layers[: self.num_layers]
         inner = (*self._recurrences, *self._experts, *self._latents, *(array[0] for array in self._arrays))
         return plain_fields(self.struct), *map(plain_fields, layers), *map(plain_fields, inner)
+
+    def fingerprint(self) -> str:
+        """Return a hash of all that decides the bits of keys, values and states (`LanguageModel.fingerprint`)."""
+        kept = [table[:_ROTATED] for table in self.cos_sin.reaching(_ROTATED)]
+        for each in self._kept.values():
+            kept += [each] if isinstance(each, Tensor) else [tensor for _, tensor in module_tensors(each)]
+        numbers = [each.view(torch.uint8).numpy() for each in kept]
+        with ThreadPoolExecutor(torch.get_num_threads()) as threads:
+            weights = list(threads.map(digest, numbers))
+        with self.library.path.open("rb") as file:
+            build = file_digest(file)
+        versions = (__version__, torch.__version__, build, self.library.instructions)
+        facts = (
+            *versions,
+            machine.model(),
+            *machine.features(),
+            self.embedding_scale,
+            self.spec.embeddings,
+            self.shapes,
+        )
+        return digest("\n".join([*weights, *map(str, facts)]).encode())
 
     @property
     def weight_bytes(self) -> int:

@@ -356,6 +356,20 @@ def grammar_of(fields: Mapping[str, Format | StructuredOutputs | tuple[str, Any]
 Sampling: Any = create_model("Sampling", __base__=Body, **_sampling_fields())
 
 
+_OPTIONS: Mapping[str, Mapping[str, float]] = {
+    "top_k": {"top_k": 0},
+    "top_p": {"top_p": 1.0},
+    "min_p": {"min_p": 0.0},
+    "temperature": {"temperature": 1.0},
+    "penalties": {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0},
+}
+"""Names of samplers -> what stands for each where `samplers` leaves it out."""
+_SUREST = "infill"
+"""llama.cpp's sampler that drops all but the surest tokens. The most probable one is taken in its place; for several
+answers, those that are not much less probable."""
+_LEAST_OF_SUREST = 0.2
+
+
 class GenerationBody(Sampling):  # type: ignore[misc]  # its fields are those of SamplingParams
     """What every request for an answer may have."""
 
@@ -367,6 +381,7 @@ class GenerationBody(Sampling):  # type: ignore[misc]  # its fields are those of
         description="true, false, the name of a drafter that the server has loaded, "
         '"SPECULATIVE:num_draft_tokens=4", or an object of "drafter" and "num_draft_tokens"',
     )
+    samplers: Strings | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = Field(
         None, description="a text of 1 to 1024 characters: the cache is shared with requests of the same one alone"
     )
@@ -391,13 +406,28 @@ class GenerationBody(Sampling):  # type: ignore[misc]  # its fields are those of
         if self.prediction is not None:
             given["prediction"] = content_text(self.prediction.content)
         try:
-            params = SamplingParams(**{**own, **given, "tenant": self.cache_salt, **others})
+            chosen = self._by_samplers(others.get("n") or given.get("n") or 1)
+            params = SamplingParams(**{**own, **given, "tenant": self.cache_salt, **others, **chosen})
             if bias := next((bias for bias in params.logit_bias.values() if abs(bias) > _LARGEST_BIAS), None):
                 raise SamplingError(f"logit_bias holds {bias:g}, but a bias is in -{_LARGEST_BIAS}..{_LARGEST_BIAS}.")
             return params
         except SamplingError as error:
             name = str(error).split(maxsplit=1)[0]  # messages begin with the field
             raise RequestBodyError(str(error), name if name in SAME_NAMES else None) from None
+
+    def _by_samplers(self, count: int) -> dict[str, Any]:
+        """Return the options of samplers that `samplers` leaves out, without effect, and what stands for _SUREST.
+
+        count: of answers.
+        """
+        if self.samplers is None:
+            return {}
+        found: dict[str, Any] = {}
+        for name, values in _OPTIONS.items():
+            found |= {} if name in self.samplers else values
+        if _SUREST in self.samplers:
+            found |= {"temperature": 0.0} if count == 1 else {"min_p": _LEAST_OF_SUREST}
+        return found
 
 
 def in_clients_words(error: RequestBodyError, names: Mapping[str, str]) -> RequestBodyError:

@@ -44,18 +44,6 @@ _OF_NEUTRAL = frozenset(
 )
 """Fields that count beside others of _NEUTRAL alone: without these they have no effect, and with them they are
 refused by these."""
-_OPTIONS: Mapping[str, Mapping[str, float]] = {
-    "top_k": {"top_k": 0},
-    "top_p": {"top_p": 1.0},
-    "min_p": {"min_p": 0.0},
-    "temperature": {"temperature": 1.0},
-    "penalties": {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0},
-}
-"""Names of samplers -> what stands for each where `samplers` leaves it out."""
-_SUREST = "infill"
-"""llama.cpp's sampler that drops all but the surest tokens. The most probable one is taken in its place; for several
-answers, those that are not much less probable."""
-_LEAST_OF_SUREST = 0.2
 
 
 class ExtraFile(TypedDict):
@@ -80,7 +68,6 @@ class InfillBody(GenerationBody):
     n_predict: Annotated[int, Field(ge=-1)] | None = None
     n_indent: Annotated[int, Field(ge=0, le=1000)] | None = None
     t_max_predict_ms: float | None = None
-    samplers: Strings | None = None
     repeat_penalty: float | None = None
     repeat_last_n: int | None = None
     response_fields: Strings | None = None
@@ -104,7 +91,7 @@ class InfillBody(GenerationBody):
         if (self.seed or 0) < 0:
             others["seed"] = None
         try:
-            params = self.params(own, **others | self._by_samplers(others["n"]))
+            params = self.params(own, **others)
         except RequestBodyError as error:
             penalty = {} if self.repeat_penalty is None else {"repetition_penalty": "repeat_penalty"}
             raise in_clients_words(error, {"n": "n_cmpl", **penalty}) from None
@@ -123,20 +110,6 @@ class InfillBody(GenerationBody):
             repeated={"fields": self.response_fields or [], "tokens": bool(self.return_tokens), "n_predict": count},
             ignored=self.ignored,
         )
-
-    def _by_samplers(self, count: int) -> dict[str, Any]:
-        """Return the options of samplers that `samplers` leaves out, without effect, and what stands for _SUREST.
-
-        count: of answers.
-        """
-        if self.samplers is None:
-            return {}
-        found: dict[str, Any] = {}
-        for name, values in _OPTIONS.items():
-            found |= {} if name in self.samplers else values
-        if _SUREST in self.samplers:
-            found |= {"temperature": 0.0} if count == 1 else {"min_p": _LEAST_OF_SUREST}
-        return found
 
 
 _SHOWN = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")

@@ -60,9 +60,9 @@ Block = Annotated[TextPart | ThinkingBlock | ToolUse | ToolResult, Field(discrim
 
 
 class MessageParam(TypedDict):
-    """A message."""
+    """A message. Claude Code sends one of the system amid others."""
 
-    role: Literal["user", "assistant"]
+    role: Literal["user", "assistant", "system"]
     content: str | Annotated[list[Block], Field(fail_fast=True)]
 
 
@@ -110,8 +110,8 @@ class MessagesBody(GenerationBody):
     """The body of /v1/messages and, without max_tokens, of /v1/messages/count_tokens."""
 
     messages: Annotated[list[MessageParam], Field(fail_fast=True, min_length=1)] = Field(
-        description="a list of messages of user and assistant, each a text or blocks of text, thinking, tool_use and "
-        "tool_result: only text is read, no images or documents"
+        description="a list of messages of user, assistant and system, each a text or blocks of text, thinking, "
+        "tool_use and tool_result: only text is read, no images or documents"
     )
     system: str | TextParts | None = Field(None, description="a text, or a list of blocks of text")
     n: None = Field(None, description="left out, since there is one answer")

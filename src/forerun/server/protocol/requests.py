@@ -424,6 +424,7 @@ class ChatBody(CallOptions, CompletionOptions):
 
     messages: Messages
     max_completion_tokens: Count | None = None
+    n_predict: Annotated[int, Field(ge=-1)] | None = None
     logprobs: bool | None = None
     top_logprobs: TopLogprobs | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -449,7 +450,7 @@ class ChatBody(CallOptions, CompletionOptions):
             )
         params = self.params(
             own,
-            max_tokens=self.max_completion_tokens or self.max_tokens or context_length,
+            max_tokens=self.max_completion_tokens or self.max_tokens or self._num_predicted() or context_length,
             logprobs=(self.top_logprobs or 0) if self.logprobs else None,
             prompt_logprobs=self.prompt_logprobs,
         )
@@ -463,7 +464,12 @@ class ChatBody(CallOptions, CompletionOptions):
             template_options=with_effort(self.chat_template_kwargs, self.reasoning_effort),
             ending=self._ending(),
             ignored=(*self.ignored, *ignored_tools(self.tools)),
+            only_prompt=self.n_predict == 0,
         )
+
+    def _num_predicted(self) -> int:
+        """Return llama.cpp's max_tokens; 0 where there is none."""
+        return 0 if self.n_predict is None or self.n_predict < 0 else max(self.n_predict, 1)
 
     def _ending(self) -> dict[str, bool]:
         """Return how the prompt ends. Raises RequestBodyError."""

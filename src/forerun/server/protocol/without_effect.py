@@ -51,6 +51,7 @@ WITHOUT_EFFECT: Mapping[str, Ignored] = {
     "t_max_prompt_ms": Ignored("a prompt is computed to its end"),
     "timings_per_token": Ignored("figures come with the end of an answer"),
     "n_keep": Ignored("contexts are not shifted", is_told=False),
+    "response_fields": Ignored("all fields of the answer are given"),
     # hints
     **dict.fromkeys(("verbosity", "text.verbosity", "output_config.task_budget"), _HINT),
     **dict.fromkeys(("reasoning.summary", "reasoning.generate_summary", "thinking.display"), _SUMMARY),

@@ -172,6 +172,15 @@ def test_what_clients_send_by_habit(fields: dict[str, Any]) -> None:
     assert chat(**fields) == chat()
 
 
+def test_llama_cpps_fields_of_chats() -> None:
+    given = {"top_k": 5, "top_p": 0.5, "min_p": 0.1, "temperature": 0.1}
+    chosen = {**given, "top_k": 0, "top_p": 1.0}
+    sampled = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0, **chosen}
+    assert chat(**given, samplers=["min_p", "temperature"]) == chat(**sampled)
+    assert chat(n_predict=7) == chat(max_tokens=7) and chat(n_predict=-1) == chat()
+    assert chat(n_predict=0) == replace(chat(max_tokens=1), only_prompt=True)
+
+
 FIELDS = {name: field for name, field in WITHOUT_EFFECT.items() if "." not in name}
 """Those of bodies themselves: others are tested where their objects are read."""
 
