@@ -12,15 +12,15 @@ from forerun.cli.main import app
 
 from .conftest import Invoke
 
-COMMANDS = 41
+COMMANDS = 42
 FLAGS = {
-    "generate": 30, "chat": 22, "complete": 11, "serve": 33, "batch": 19,
-    "demo": 8, "audit": 12, "try": 2, "tune": 11, "bench": 79,
+    "generate": 30, "chat": 22, "complete": 11, "serve": 35, "batch": 19,
+    "demo": 8, "audit": 12, "try": 2, "tune": 11, "bench": 84,
     "train": 49, "export": 11,
     "cache": 3, "drafters": 2, "fetch": 3, "index": 8, "info": 6, "models": 1, "options": 0, "plan": 12, "quantize": 4,
 }  # fmt: skip
 """Command -> flags of it and of what is below it, at most."""
-ROOM = 326
+ROOM = 333
 """For all of them."""
 KEYS = {
     "generate": 14, "chat": 7, "complete": 9, "serve": 9, "batch": 2,

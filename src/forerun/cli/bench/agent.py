@@ -18,7 +18,7 @@ from forerun.lab.results.files import without_folders
 @with_flags
 def agent(
     *,
-    model: options.ModelName = None,
+    model: options.TargetArgument = None,
     compared: Annotated[
         CompareOptions, Flags("drafters", "max_tokens", base=CompareOptions(drafters=AUTO, max_tokens=32))
     ],
