@@ -11,6 +11,7 @@ from forerun import LLM, Grammar, SamplingParams
 from forerun.engine.chat_template import Prompt
 
 CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
+OLLAMA = (GENERATE, OLLAMA_CHAT) = ("/api/generate", "/api/chat")
 DRAFTERS = ("draft-model", "suffix", "recycling")
 TEMPLATE = "{% for message in messages %}# {{ message.role }}: {{ message.content }}\n{% endfor %}# answer:\n"
 PROMPTS = (
@@ -63,9 +64,12 @@ def load(**options: Any) -> LLM:
 
 def mixed(rng: random.Random, llm: LLM) -> Asked:
     """A request of any kind, greedy or with a seed."""
-    made = rng.choice([_completion, _completion, _completion, _chat, _chat, _response])(rng, llm)
+    made = rng.choice([_completion, _completion, _completion, _chat, _chat, _response, _ollama])(rng, llm)
     drafted = rng.choice([True, False, *DRAFTERS, "none", {"num_draft_tokens": 2}])
     streams = "logprobs" not in made.body and rng.random() < 0.5
+    if made.url in OLLAMA:
+        options = made.body["options"] | {"speculative": drafted}
+        return replace(made, body=made.body | {"options": options, "stream": streams})
     return replace(made, body=made.body | {"speculative": drafted, "stream": streams})
 
 
@@ -132,12 +136,29 @@ def _response(rng: random.Random, llm: LLM) -> Asked:
     return Asked(RESPONSES, body, [messages], SamplingParams(**made, max_tokens=length))
 
 
+def _ollama(rng: random.Random, llm: LLM) -> Asked:
+    made, length = _sampling(rng), rng.randrange(1, 40)
+    params = SamplingParams(**made, max_tokens=length)
+    options = {"repeat_penalty" if name == "repetition_penalty" else name: value for name, value in made.items()}
+    body = {"options": {**options, "num_predict": length, "num_gpu": 1}, "keep_alive": "5m"}
+    prompt = rng.choice(PROMPTS)
+    messages: list[Any] = [{"role": "system", "content": "Write Python."}, {"role": "user", "content": prompt}]
+    kind = rng.randrange(3)
+    if kind == 0:
+        return Asked(OLLAMA_CHAT, {**body, "messages": messages}, [messages], params)
+    if kind == 1:
+        return Asked(GENERATE, {**body, "prompt": prompt, "system": "Write Python."}, [messages], params)
+    return Asked(GENERATE, {**body, "prompt": prompt, "raw": True}, [prompt], params)
+
+
 def read(asked: Asked, text: str, *, cut: bool = False) -> Answer:
     """The answer that a response's body holds.
 
     Args:
         cut: the client has left, so that the end is missing.
     """
+    if asked.url in OLLAMA:
+        return _read_lines(asked, text, cut)
     if asked.body["stream"]:
         return _read_stream(asked, text, cut)
     body = json.loads(text)
@@ -165,6 +186,14 @@ def _read_stream(asked: Asked, text: str, cut: bool) -> Answer:
             texts[choice["index"]] += piece or ""
             reasons[choice["index"]] = choice["finish_reason"] or reasons[choice["index"]]
     return list(zip(texts, reasons))
+
+
+def _read_lines(asked: Asked, text: str, cut: bool) -> Answer:
+    whole = text if asked.body["stream"] else f"{text}\n"
+    lines = [json.loads(line) for line in whole.split("\n")[:-1]]
+    assert not any("error" in line for line in lines) and (cut or lines[-1]["done"])
+    said = "".join(line["message"]["content"] if asked.url == OLLAMA_CHAT else line["response"] for line in lines)
+    return [(said, lines[-1].get("done_reason") if lines else None)]
 
 
 def _output_text(body: dict[str, Any]) -> str:

@@ -35,6 +35,7 @@ SCRIPTS = {
         "use_openai_agents",
         "use_smolagents",
         "use_llm",
+        "use_ollama",
     ],
     "openai2": ["use_llama_index", "use_instructor"],
     "aider": ["use_aider"],

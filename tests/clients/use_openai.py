@@ -43,7 +43,7 @@ def stream() -> None:
 @step
 def fields_without_effect() -> None:
     more = {"store": True, "service_tier": "auto", "metadata": {"a": "b"}, "user": "u", "parallel_tool_calls": True}
-    more |= {"safety_identifier": "s", "prompt_cache_key": "k"}
+    more |= {"safety_identifier": "s", "prompt_cache_key": "k", "verbosity": "low", "reasoning_effort": "low"}
     more["extra_body"] = {"skip_special_tokens": True, "top_k": -1}
     chat.chat.completions.create(**ASKED, **more, max_completion_tokens=4)
 

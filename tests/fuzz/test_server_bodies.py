@@ -24,7 +24,8 @@ TEMPLATE = (
     "{% endfor %}{{ mood }}# answer:\n"
 )
 """Fails on what others fail on too, such as a role that is no text."""
-TOKENIZE, DETOKENIZE, MESSAGES_URL = "/tokenize", "/detokenize", "/v1/messages"
+TOKENIZE, DETOKENIZE, MESSAGES_URL, INFILL = "/tokenize", "/detokenize", "/v1/messages", "/infill"
+OLLAMA = (GENERATE, OLLAMA_CHAT) = ("/api/generate", "/api/chat")
 SECONDS = 1.0
 """After which the server ends a request: those that ask for thousands of tokens are to be quick, too."""
 FORM = {"name": "it", "schema": SCHEMA}
@@ -69,6 +70,20 @@ SAMPLING: dict[str, list[Any]] = {
 """Fields of bodies -> sound values."""
 KEPT = "resp_kept"
 """Stands for a response that the server keeps."""
+OF_OLLAMA: dict[str, list[Any]] = {
+    "model": ["it", "it:latest"],
+    "options": [
+        {"temperature": 0, "num_predict": 12, "num_ctx": 128, "num_gpu": 1, "mirostat": 0},
+        {"temperature": 0.7, "top_k": 20, "seed": 3, "repeat_penalty": 1.1, "repeat_last_n": -1, "num_predict": -1},
+        {"stop": ["self", "é"], "speculative": "suffix", "num_predict": 12},
+    ],
+    "format": ["json", SCHEMA, ""],
+    "keep_alive": [0, "5m", -1],
+    "think": [True, False],
+    "logprobs": [True],
+    "top_logprobs": [2],
+    "stream": [True, False],
+}
 MORE: dict[str, dict[str, list[Any]]] = {
     CHAT: {
         "messages": MESSAGES,
@@ -76,14 +91,17 @@ MORE: dict[str, dict[str, list[Any]]] = {
         "n": [2],
         "logprobs": [True],
         "top_logprobs": [0, 3],
-        "tools": [[TOOL], [TOOL, TOOL]],
-        "tool_choice": ["auto", "none"],
+        "tools": [[TOOL], [TOOL, TOOL], [TOOL, {"type": "custom", "custom": {"name": "g"}}, {"type": "web_search"}]],
+        "tool_choice": ["auto", "none", "required"],
+        "reasoning_effort": ["low"],
+        "verbosity": ["low"],
         "stream_options": [{"include_usage": True, "include_drafts": True}],
         "response_format": [{"type": "json_object"}, {"type": "json_schema", "json_schema": FORM}],
         "chat_template_kwargs": [{"mood": "glad "}],
     },
     COMPLETIONS: {
         "prompt": [*PROMPTS[:3], [1, 2, 3], ["a", "b"], [[4, 5], [6]]],
+        "suffix": ["", "    return a\n"],
         "max_tokens": [1, 12],
         "n": [3],
         "echo": [True],
@@ -95,8 +113,15 @@ MORE: dict[str, dict[str, list[Any]]] = {
         "input": ["x = ", [{"role": "user", "content": [{"type": "input_text", "text": "x = "}]}]],
         "instructions": ["Write Python."],
         "max_output_tokens": [1, 12],
-        "include": [["message.output_text.logprobs"]],
+        "include": [["message.output_text.logprobs"], ["reasoning.encrypted_content"]],
         "top_logprobs": [2],
+        "tools": [
+            [{"type": "function", "name": "f", "parameters": {}}, {"type": "namespace", "name": "g", "tools": []}]
+        ],
+        "tool_choice": ["auto", {"type": "web_search"}],
+        "reasoning": [{"effort": "low", "summary": "auto"}],
+        "truncation": ["auto"],
+        "client_metadata": [{"a": "b"}],
         "previous_response_id": [KEPT],
         "text": [{"format": {"type": "text"}}, {"format": {"type": "json_schema", **FORM}}],
     },
@@ -112,13 +137,59 @@ MORE: dict[str, dict[str, list[Any]]] = {
         "max_tokens": [1, 12],
         "system": ["Write Python.", [{"type": "text", "text": "Write."}]],
         "stop_sequences": [["self", "é"]],
-        "tools": [[{"name": "f", "input_schema": {"type": "object"}}]],
-        "tool_choice": [{"type": "auto"}, {"type": "none"}],
+        "tools": [[{"name": "f", "input_schema": {"type": "object"}}, {"type": "web_search_20250305", "name": "g"}]],
+        "tool_choice": [{"type": "auto"}, {"type": "none"}, {"type": "any"}, {"type": "tool", "name": "g"}],
+        "context_management": [{"edits": []}],
         "thinking": [{"type": "enabled", "budget_tokens": 5}],
         "output_config": [{"format": {"type": "json_schema", "schema": SCHEMA}}, {"effort": "low"}],
     },
+    GENERATE: OF_OLLAMA
+    | {
+        "prompt": [*PROMPTS[:3], ""],
+        "raw": [True],
+        "system": ["Write Python."],
+        "template": ["{{ if .System }}{{ .System }}{{ end }}{{ .Prompt }}{{ .Response }}"],
+        "suffix": ["", "return a"],
+    },
+    OLLAMA_CHAT: OF_OLLAMA
+    | {
+        "messages": [
+            MESSAGES[0],
+            [
+                {"role": "user", "content": "f"},
+                {"role": "assistant", "thinking": "a", "tool_calls": [{"function": {"name": "f", "arguments": {}}}]},
+                {"role": "tool", "tool_name": "f", "content": "2"},
+            ],
+        ],
+        "tools": [[TOOL], []],
+    },
+    INFILL: {
+        "input_prefix": ["", "def f(a):\n"],
+        "input_suffix": ["", "\n\nf(1)\n<|endoftext|>"],
+        "prompt": ["    ret", ""],
+        "input_extra": [[], [{"filename": "a.py", "text": "a = 1\n"}, {"text": "b"}]],
+        "n_predict": [0, 1, 12],
+        "n_cmpl": [1],
+        "n_indent": [0, 4],
+        "t_max_predict_ms": [1, 500],
+        "samplers": [[], ["top_k", "infill"]],
+        "repeat_penalty": [1.1],
+        "response_fields": [["content", "timings/prompt_n"], [""]],
+        "return_tokens": [True],
+        "cache_prompt": [True],
+    },
 }
-SURE = ("messages", "prompt", "input", "max_tokens", "max_output_tokens", "tokens")
+SURE = (
+    "input_prefix",
+    "input_suffix",
+    "n_predict",
+    "messages",
+    "prompt",
+    "input",
+    "max_tokens",
+    "max_output_tokens",
+    "tokens",
+)
 """Fields that a sound body has."""
 NUMBERS = [0, -1, 1, 2, 129, 4096, 2**31, 2**63, 2**64, -(2**63) - 1, 10**400, 0.5, -0.0, 1e308, 5e-324, 1e999]
 NUMBERS += [-math.inf, math.nan, 10**5000]
@@ -164,13 +235,13 @@ def odd(rng: random.Random) -> Any:
 
 def sound(rng: random.Random) -> tuple[str, dict[str, Any]]:
     """A path, and a body that it may answer with 200."""
-    url = rng.choice([*[CHAT, COMPLETIONS] * 3, *[RESPONSES, MESSAGES_URL] * 2, TOKENIZE, DETOKENIZE])
+    url = rng.choice([*[CHAT, COMPLETIONS] * 3, *[RESPONSES, MESSAGES_URL, INFILL, *OLLAMA] * 2, TOKENIZE, DETOKENIZE])
     if url == DETOKENIZE:
         return url, {"tokens": [rng.randrange(500) for _ in range(rng.randrange(5))]}
     if url == TOKENIZE:
         name = rng.choice(["prompt", "messages"])
         return url, {name: copy.deepcopy(rng.choice((MORE[COMPLETIONS] | MORE[CHAT])[name][:2]))}
-    fields = SAMPLING | MORE[url]
+    fields = MORE[url] if url in OLLAMA else SAMPLING | MORE[url]
     chosen = [name for name in fields if name in SURE]
     chosen += [name for name in rng.sample([*fields], rng.randrange(6)) if name not in chosen]
     body = {name: copy.deepcopy(rng.choice(fields[name])) for name in chosen}
@@ -258,7 +329,8 @@ def request(rng: random.Random) -> tuple[str, bytes]:
     content = written(body, rng.random() < 0.5).replace(f'"{DEEP}"'.encode(), begin * depth + b"1" + end * depth)
     if rng.random() < 0.15:
         content = damage(rng, content)
-    return (url if rng.random() < 0.95 else rng.choice([CHAT, COMPLETIONS, RESPONSES, MESSAGES_URL])), content
+    others = [CHAT, COMPLETIONS, RESPONSES, MESSAGES_URL, INFILL, *OLLAMA]
+    return (url if rng.random() < 0.95 else rng.choice(others)), content
 
 
 def strict(content: str | bytes) -> Any:
@@ -268,8 +340,11 @@ def strict(content: str | bytes) -> Any:
     return value
 
 
-def check_error(error: Any) -> None:
-    """OpenAI's form."""
+def check_error(error: Any, url: str) -> None:
+    """OpenAI's form, or Ollama's."""
+    if url in OLLAMA:
+        assert error and isinstance(error, str)
+        return
     assert set(error) == {"message", "type", "param", "code"}
     assert error["message"] and isinstance(error["message"], str) and isinstance(error["type"], str)
     assert isinstance(error["param"], str | None) and isinstance(error["code"], str | None)
@@ -288,12 +363,15 @@ def check_stream(url: str, text: str) -> None:
     if url == MESSAGES_URL:
         assert strict(data[-1])["type"] in ("message_stop", "error")
         return
+    if url == INFILL:
+        assert strict(data[-1]).keys() & {"error", "stop", "content", "timings/prompt_n"} or data[-1] == "{}"
+        return
     assert data.pop() == "[DONE]"
     bodies = [strict(each) for each in data]
     for each in bodies[:-1]:
         assert "error" not in each
     if "error" in bodies[-1]:
-        check_error(bodies[-1]["error"])
+        check_error(bodies[-1]["error"], url)
         assert bodies[-1]["error"]["type"] != "server_error", bodies[-1]
         return
     begun = {choice["index"] for each in bodies for choice in each["choices"]}
@@ -306,6 +384,7 @@ def served() -> Iterator[Served]:
     llm = load(drafter=[*DRAFTERS, "prediction"], max_batch=6, seed=0)
     assert llm.tokenizer is not None
     llm.tokenizer.chat_template = TEMPLATE
+    llm.tokenizer._fill_in = {"fim_pre": 4000, "fim_suf": 4001, "fim_mid": 4002}  # words of the bundled model
     with serving(llm, request_timeout=SECONDS) as served:
         yield served
 
@@ -342,7 +421,10 @@ def test_any_body_is_answered_or_refused(http: httpx.Client, kept: bytes, seed: 
         assert response.status_code in (400, 404, 408, 413), text
         assert response.headers["content-type"] == "application/json"
         assert set(response.json()) - {"type"} == {"error"}
-        check_error(strict(text)["error"])
+        check_error(strict(text)["error"], url)
+    elif response.headers["content-type"] == "application/x-ndjson":
+        *lines, last = map(strict, text.splitlines())
+        assert not any(line["done"] for line in lines) and (last.get("done") or {*last} == {"error"})
     elif response.headers["content-type"].startswith("text/event-stream"):
         check_stream(url, text)
     else:

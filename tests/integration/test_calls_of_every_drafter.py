@@ -10,6 +10,7 @@ import pytest
 
 from drafter_rows import TWINS, rows
 from forerun import LLM
+from forerun.config import BUNDLED_TARGET
 from forerun.drafters import DRAFTERS
 from heads import text_of
 from serving import LIMIT, serving
@@ -18,42 +19,53 @@ pytest.importorskip("llguidance")
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome", "days": 2}}\n</tool_call>'
 THOUGHT = "<think>\nSome thing.\n</think>\n"
 LLAMA = '{"name": "weather", "parameters": {"city": "Rome", "days": 2}}'
+BARE = '{"name": "now", "arguments": {"city": "Rome", "days": 2}}'
 PLACE = {"type": "object", "properties": {"city": {"type": "string", "maxLength": 4}, "days": {"enum": [1, 2]}}}
 WEATHER = {"name": "weather", "parameters": PLACE | {"required": ["city", "days"], "additionalProperties": False}}
 NOW = {"name": "now", "parameters": {"type": "object", "properties": {}, "additionalProperties": False}}
-FORMS = {
-    "hermes": ("<tool_call></tool_call>", "", CALL + "\n\n"),
-    "thinking": ("<tool_call></tool_call><think></think>", "<think>\n", THOUGHT + CALL + "\n\n"),
-    "llama3": ('"parameters": dictionary', "", LLAMA + "\n"),
-}
-"""What stands in the chat template, how a prompt ends, and what is there several times before, to be continued."""
-SAMPLING = {"greedy": {"temperature": 0}, "drawn": {"temperature": 0.5, "seed": 4}}
 CHOICES: dict[str, Any] = {"required": "required", "by name": {"type": "function", "function": {"name": "weather"}}}
-CHOICES["auto, strict"] = "auto"  # which no grammar tells from text in Llama's form
+CHOICES |= {"auto": "auto", "auto, strict": "auto"}
+FORCED = ("required", "by name")
+FORMS = {
+    "hermes": ("<tool_call></tool_call>", "", CALL + "\n\n", (*FORCED, "auto, strict")),
+    "thinking": (
+        "<tool_call></tool_call><think></think>",
+        "<think>\n",
+        THOUGHT + CALL + "\n\n",
+        (*FORCED, "auto, strict"),
+    ),
+    "llama3": ('"parameters": dictionary', "", LLAMA + "\n", FORCED),  # no grammar tells its calls from text
+    "bare": (
+        "<tool_call></tool_call>",
+        "",
+        BARE + "\n",
+        ("auto",),
+    ),  # which is read where nothing is strict
+}
+"""What stands in the chat template, how a prompt ends, what is there several times before, to be continued, and the
+choices that are asked for."""
+SAMPLING = {"greedy": {"temperature": 0}, "drawn": {"temperature": 0.5, "seed": 4}}
 Answers = dict[str, Any]
 
 
 def answers(llm: LLM, **more: Any) -> Answers:
     """The body of each answer. more: fields of all requests."""
     found = {}
-    for form, (written, end, before) in FORMS.items():
+    for form, (written, end, before, choices) in FORMS.items():
         assert llm.tokenizer is not None
         llm.tokenizer.chat_template = f"{{# {written} tools #}}{{{{ messages[0].content }}}}{end}"
         asked = {"messages": [{"role": "user", "content": before * 6}], "max_tokens": 70, "logprobs": True, **more}
         with serving(llm) as served, httpx.Client(base_url=served.url, timeout=LIMIT) as http:
-            for (name, choice), (sampling, options) in product(CHOICES.items(), SAMPLING.items()):
-                if form != "llama3" or choice != "auto":
-                    functions = [each | {"strict": choice == "auto"} for each in (WEATHER, NOW)]
-                    tools = [{"type": "function", "function": each} for each in functions]
-                    options = {
-                        **options,
-                        "tools": tools,
-                        "tool_choice": choice,
-                        "parallel_tool_calls": choice == "auto",
-                    }
-                    response = http.post("/v1/chat/completions", json=asked | options)
-                    assert response.status_code == 200, response.text
-                    found[f"{form}, {name}, {sampling}"] = response.json()
+            for name, (sampling, options) in product(choices, SAMPLING.items()):
+                functions = [each | {"strict": name == "auto, strict"} for each in (WEATHER, NOW)]
+                fields = {
+                    "tools": [{"type": "function", "function": each} for each in functions],
+                    "tool_choice": CHOICES[name],
+                    "parallel_tool_calls": name not in FORCED,
+                }
+                response = http.post("/v1/chat/completions", json=asked | options | fields)
+                assert response.status_code == 200, response.text
+                found[f"{form}, {name}, {sampling}"] = response.json()
     return found
 
 
@@ -86,6 +98,7 @@ def expected(plain: LLM) -> Answers:
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("drafter", rows(TWINS))
 def test_calls_and_thinking_are_those_of_plain_decoding(plain: LLM, expected: Answers, drafter: str) -> None:
+    plain.target.name = BUNDLED_TARGET  # a server has given it another
     llm = LLM(plain.target, text_of(drafter), num_draft_tokens=6, tokenizer=plain.tokenizer)
     assert llm.drafter is not None
     prediction = {"prediction": {"type": "content", "content": CALL}} if llm.drafter.traits.reads_prediction else {}

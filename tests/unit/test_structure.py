@@ -10,23 +10,23 @@ import structure
 from forerun.kernels.cpu import native
 
 MOST: dict[str, float] = {
-    "files in src": 447,
+    "files in src": 453,
     "top-level entries": 19,
-    "options with a flag": 315,
-    "options of all kinds": 423,
+    "options with a flag": 326,
+    "options of all kinds": 443,
     "class names defined more than once": 0,
-    "words of documents": 41_100,
+    "words of documents": 42_500,
     "tuple assignments in 1,000 statements": 2.2,
     "nested conditional expressions": 0,
     "imports inside functions": 321,
     "lambdas": 296,
-    "depth of classes": 3,
+    "depth of classes": 4,
     "public names in several modules": 2,
 }
 MOST_ENTERED = {
-    "functions entered by generate": 175,
+    "functions entered by generate": 179,
     "files entered by generate": 39,
-    "modules loaded by generate": 131,
+    "modules loaded by generate": 132,
     "files entered by loading a GGUF file": 53,  # how many functions depends on what its self-test had time for
 }
 """These are raised on purpose, with a reason in the commit, where a feature pays for its room."""

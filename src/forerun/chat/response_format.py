@@ -1,6 +1,8 @@
 """How a family writes its answers: Transformers' response templates, found for a chat template or read from a file.
 
-`families/` has one for each family: the regions of an answer with what opens and closes them, and what they contain.
+`families/` has one for each family: the regions of an answer with what opens and closes them, and what they contain. In
+regions with `offered`, calls are read in any of the forms of `_offered_call`, and those of other tools are text; if the
+family has it, also those of LOOSE are read.
 """
 
 from __future__ import annotations
@@ -33,6 +35,18 @@ _OF_CONTENT = re.compile(r'\{"name": "\{content\.(\w+)\}", "arguments": "\{conte
 _PLACEHOLDER = re.compile(r"\{(\w+(?:\.\w+)*)\}")
 _CONSTANTS = {"True": True, "true": True, "False": False, "false": False, "None": None, "null": None}
 OPTIONS = {"strip", "string_delims", "unquoted_keys", "tag_pattern"}
+LOOSE: Mapping[str, Any] = {
+    # at the beginning of a line or behind markup: perhaps a fence, perhaps a tag, which is no family's own mark, since
+    # a search finds whole marks before the beginnings of others; then an object or a list of such
+    "open_pattern": r"(?:\A|(?<=[\n>;}]))[ \t]*+(?:```[\w-]*+\s*+)?"
+    r"(?:<(?:tools?|function_call|response|json|xml)>\s*+)?"
+    r'(?=(?:\[\s*+)?\{\s*+(?:"type"\s*+:\s*+"function"\s*+,\s*+)?(?:"function"\s*+:\s*+\{\s*+)?'
+    r'"(?:name"\s*+:\s*+"(?P<name>[^"\\\n]{1,200})"|(?:arguments|parameters)"\s*+:\s*+\{))',
+    "content": "json",
+    "offered": True,
+    "transform": {"type": "function", "function": "{content}"},
+}
+"""A region of calls as models of several families write them beside their format, where they have tools."""
 ERRORS = (ValueError, LookupError, TypeError, AttributeError, SyntaxError, RecursionError, MemoryError)
 """What a content that is damaged raises."""
 
@@ -84,6 +98,24 @@ CONTENTS: dict[str, Callable[[str, Mapping[str, Any]], Any]] = {
     "xml-inline": _tags,
     "python-call-list": _python_calls,
 }
+
+
+def _offered_call(call: Any, names: Iterable[str]) -> dict[str, Any]:
+    """Return a call of one of these tools: its arguments may be parameters, or JSON in a text.
+
+    Raises:
+        LookupError, TypeError: it is none, but the definition of a tool, or other JSON.
+    """
+    call = call["function"] if isinstance(call.get("function"), dict) else call
+    name = call["name"]
+    if name not in names or "description" in call:
+        raise LookupError("no tool that was offered is called")
+    if call.keys() == {"name"}:
+        return {"name": name, "arguments": {}}
+    arguments = call["arguments"] if "arguments" in call else call["parameters"]
+    if "arguments" not in call and isinstance(arguments, dict) and {"type", "properties"} <= arguments.keys():
+        raise LookupError("the parameters are a schema")
+    return {"name": name, "arguments": from_json(arguments) if isinstance(arguments, str) else arguments}
 
 
 def typed_argument(text: str, schema: Any) -> Any:
@@ -171,14 +203,22 @@ class Region:
         """Return whether its text does not show that it is whole."""
         return self.is_json or self.field.get("content") not in ("json", "python-call-list")
 
+    @property
+    def is_offered(self) -> bool:
+        """Return whether its text holds calls only if these are of tools that were offered."""
+        return bool(self.field.get("offered"))
+
     def calls(self, text: str, captures: Mapping[str, str], schemas: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         """Yield the calls that its text holds: names, and arguments as JSON. Raises one of ERRORS.
 
         schemas: name -> JSON schemas of the parameters, by which arguments that are written as text get their types.
         """
         value = CONTENTS[self.field.get("content", "text")](text, self.field.get("content_args", {}))
-        items = value if self.field.get("transform_each") else [{"content": value}]
-        calls = [transformed(self.field.get("transform", "{content}"), {**captures, **item}) for item in items]
+        values = value if isinstance(value, list) and not self.is_named else [value]
+        items = values if self.field.get("transform_each") else [{"content": each} for each in values]
+        template = self.field.get("transform", "{content}")
+        calls: list[Any] = [transformed(template, {**captures, **item}) for item in items if not self.is_offered]
+        calls += [_offered_call(each, schemas) for each in values if self.is_offered]
         for call in chain.from_iterable(each if isinstance(each, list) else [each] for each in calls):
             function = call.get("function", call)
             name = function["name"]
@@ -233,23 +273,33 @@ class ResponseFormat:
 
     Attributes:
         regions: its fields.
-        openings: what is looked for outside of regions without tools, and with them: groups `_open_N` for regions, and
-            `_drop` for other markup.
+        openings: what is looked for outside of regions without tools, with tools, and with tools whose calls may be
+            written in the ways of LOOSE: groups `_open_N` for regions, and `_drop` for other markup.
         anchor: matches what stands before an answer in a prompt.
         forced: how a call is written that must be made (`forced_calls.py`); None if that is unknown.
     """
 
     regions: tuple[Region, ...]
-    openings: tuple[regex.Pattern[str], regex.Pattern[str]]
+    openings: tuple[regex.Pattern[str], regex.Pattern[str], regex.Pattern[str]]
     anchor: regex.Pattern[str]
     forced: Mapping[str, Any] | None
 
     @classmethod
-    def of(cls, template: Any, place: str, forced: Mapping[str, Any] | None = None) -> ResponseFormat:
-        """Read the values of a response template. Raises ConfigError, naming its place, if it is none."""
+    def of(
+        cls, template: Any, place: str, forced: Mapping[str, Any] | None = None, *, is_loose: bool = False
+    ) -> ResponseFormat:
+        """Read the values of a response template. Raises ConfigError, naming its place, if it is none.
+
+        is_loose: calls are read in the ways of LOOSE, too.
+        """
         try:
-            regions = tuple(Region.of(name, field) for name, field in template["fields"].items())
-            openings = (_opening(regions, with_tools=False), _opening(regions, with_tools=True))
+            own = [Region.of(name, field) for name, field in template["fields"].items()]
+            regions = (*own, *([Region.of("tool_calls", LOOSE)] if is_loose else []))
+            openings = (
+                _opening(own, with_tools=False),
+                _opening(own, with_tools=True),
+                _opening(regions, with_tools=True),
+            )
             anchor = regex.compile(_pattern(template, "start_anchor") or _NOTHING, regex.DOTALL)
         except (*ERRORS, regex.error) as error:
             raise ConfigError(f"{place}: it is no response template: {error!r}. {_REMEDY}") from None
@@ -305,7 +355,8 @@ def find_format(chat_template: str, response_template: Any = None) -> ResponseFo
         or "open_pattern" in field
         or any(str(field.get(key)) in chat_template for key in ("open", "close"))
     }
-    return ResponseFormat.of({**template, "fields": fields}, family["name"], family.get("forced"))
+    template = {**template, "fields": fields}
+    return ResponseFormat.of(template, family["name"], family.get("forced"), is_loose=family.get("loose", False))
 
 
 @cache

@@ -23,6 +23,8 @@ _TAIL = 200
 """Characters at a prompt's end within which it may open thinking, where the anchor is not found."""
 _SHORT = 64
 """Characters that may be searched again with each piece of an answer."""
+_BEHIND = regex.compile(r"\s*+(```(?![\w-])|</[a-z_]{2,20}>)")
+"""What ends the fence or the tag that stands around a call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +90,7 @@ class ResponseParser:
         request_id: makes the ids of calls.
         one_call: calls after the first are left out.
         goes_on_thinking: the prompt ends within thinking, wherever that was opened.
+        is_loose: calls are read as models write them beside their format, too, if that has `response_format.LOOSE`.
 
     Attributes:
         content, reasoning, calls: of the whole answer, with its last text; calls as OpenAI's API has them. The content
@@ -103,13 +106,14 @@ class ResponseParser:
         *,
         one_call: bool = False,
         goes_on_thinking: bool = False,
+        is_loose: bool = True,
     ) -> None:
         self._form = form
         self._request_id = request_id
         self._one_call = one_call
         functions = [tool.get("function", tool) for tool in tools]
         self._schemas = {each["name"]: (each.get("parameters") or {}).get("properties") or {} for each in functions}
-        self._opening = form.openings[bool(functions)]
+        self._opening = form.openings[(1 + is_loose) * bool(functions)]
         # text, and where what was not read yet begins in it
         self._buffer = ""
         self._at = 0
@@ -118,6 +122,7 @@ class ResponseParser:
         self._region: Region | None = None
         self._call: _Call | None = None
         self._is_edge = False  # nothing but whitespace has come since markup
+        self._around = ""  # what has opened a call, and may be closed behind it: a fence or a tag
         self._texts: dict[str, list[str]] = {CONTENT: [], REASONING: []}
         self._spaces: dict[str, list[str]] = {CONTENT: [], REASONING: []}  # not given yet: markup may follow
         self._found: list[Delta] = []
@@ -149,6 +154,7 @@ class ResponseParser:
             self._step(last=True)
         self._is_edge = self._is_edge and self._region is not None
         self._num_begun = 0
+        self._around = ""
         if self._call is not None:  # it is told as a whole at its end, since its beginning is none of the answer
             self._call.index = -1
             self._call.is_sought = self._call.is_streaming = False
@@ -195,6 +201,8 @@ class ResponseParser:
         """Read up to the next mark and the mark; return whether there may be another one."""
         region = self._region
         call = self._call
+        if self._around and region is None and (behind := self._close_around(last)) is not None:
+            return behind
         pattern = self._opening if region is None else (call and call.string) or region.inside
         match = pattern.search(self._buffer, self._at, partial=not last)
         stop = len(self._buffer) if match is None else match.start()
@@ -202,15 +210,34 @@ class ResponseParser:
         self._at = stop
         if match is None or (match.end() == len(self._buffer) and not last):  # more text could change it
             return False
+        mark = next(name for name, text in match.groupdict().items() if name.startswith("_") and text is not None)
+        opened = self._form.regions[int(mark.removeprefix("_open_"))] if mark.startswith("_open") else None
+        name = match.groupdict().get("name")
+        if opened is not None and opened.is_offered and name and name not in self._schemas:
+            self._at = max(match.end(), stop + 1)
+            self._pass(self._buffer[stop : self._at])
+            return True
         self._at = match.end()
         self._num_owed = 0
-        mark = next(name for name, text in match.groupdict().items() if name.startswith("_") and text is not None)
-        if mark.startswith("_open"):
-            self._open(self._form.regions[int(mark.removeprefix("_open_"))], match)
+        if opened is not None:
+            self._open(opened, match)
         elif mark == "_close":
             self._close(match[0])
         elif call is not None:
             self._read_json(call, match[0])
+        return True
+
+    def _close_around(self, last: bool) -> bool | None:
+        """Read what ends the fence or the tag around the last call, as `_step`; None if that does not come next."""
+        match = _BEHIND.match(self._buffer, self._at, partial=not last)
+        if match is None:
+            return None
+        if match.partial or (match.end() == len(self._buffer) and not last):
+            return False
+        if match[1][0] not in self._around:
+            return None
+        self._around = self._around.replace(match[1][0], "")
+        self._at = match.end()
         return True
 
     def _pass(self, text: str) -> None:
@@ -224,6 +251,7 @@ class ResponseParser:
         text = text.lstrip() if self._is_edge else text
         self._is_edge = self._is_edge and not text
         if said := text.rstrip():
+            self._around = ""
             self._emit(kind, "".join(self._spaces[kind]) + said)
             self._spaces[kind] = []
         self._spaces[kind].append(text[len(said) :])
@@ -237,7 +265,7 @@ class ResponseParser:
     def _open(self, region: Region, match: regex.Match[str]) -> None:
         self._region = region
         self._is_edge = True
-        if not self._texts[CONTENT]:
+        if not (self._texts[CONTENT] or region.is_offered):
             self._spaces[CONTENT] = []
         if region.kind == CALL:
             captures = {name: text for name, text in match.groupdict().items() if text is not None}
@@ -260,12 +288,15 @@ class ResponseParser:
         if call.string is not None:
             call.string = call.string if mark[0] == "\\" else None
             call.is_broken |= mark == "\n"
-            return self._take(call, mark)
+            self._take(call, mark)
+            if call.is_broken and call.region.is_offered:  # nothing closes it
+                self._finish("")
+            return
         begins = mark == "{" and call.is_sought and call.depth == (not call.region.is_named)
         if begins and not call.is_broken:  # what follows are arguments if it is certain that it is an object of them
             call.is_sought = False
             head = call.region.head and call.region.head.fullmatch("".join(call.body))
-            if head:
+            if head and (not call.region.is_offered or head[1] in self._schemas):
                 self._begin(call, head[1])
             call.is_streaming = call.index >= 0
         ends = (ends for opens, ends in call.region.strings if opens.fullmatch(mark))
@@ -275,7 +306,6 @@ class ResponseParser:
         call.is_streaming = call.is_streaming and call.depth > (not call.region.is_named)
         if mark in "}]" and call.depth <= 0 and not call.is_broken:
             self._finish("")
-        return None
 
     def _take(self, call: _Call, text: str) -> None:
         call.body.append(text)
@@ -310,6 +340,9 @@ class ResponseParser:
             self._emit(CONTENT, "".join([*self._spaces[CONTENT], call.opened, *call.body, mark]))
             self._spaces[CONTENT] = []
             self._is_edge = False
+        elif call.region.is_offered:
+            self._around = call.opened.strip() or self._around
+            self._spaces[CONTENT] = self._spaces[CONTENT] if self._texts[CONTENT] else []
         is_announced = call.index >= 0
         for name, arguments in calls:
             if not is_announced:

@@ -120,15 +120,15 @@ def generate(
     drafter = options.named_drafter(drafter, draft_model, draft_vocab)
     drafter = drafter or (AUTO if params.prediction is None else "prediction")
     options.set_threads(threads)
-    with _loading(model, quiet=json):
+    with noting_load(model, quiet=json):
         llm = open_llm(model, drafter, chat=bool(chat or system), chat_template=template, **asdict(settings))
     if chat is None and system is None and not getattr(llm.tokenizer, "chat_template", None):
         messages = None
     params, own = options.own_sampling(ctx, params, llm.target)
     for line in filter(None, (own, needless(params, settings.acceptance))):
         note(line)
-    outputs, times, interrupted = _follow_printing(llm, text if messages is None else messages, params, echo=not json)
-    _end(llm, model, outputs, times, json=json, interrupted=interrupted)
+    outputs, times, interrupted = follow_printing(llm, text if messages is None else messages, params, echo=not json)
+    end(llm, model, outputs, times, json=json, interrupted=interrupted)
 
 
 def _with_texts(params: SamplingParams, form: GrammarFlags) -> SamplingParams:
@@ -139,7 +139,7 @@ def _with_texts(params: SamplingParams, form: GrammarFlags) -> SamplingParams:
 
 
 @contextmanager
-def _loading(model: str, *, quiet: bool) -> Iterator[None]:
+def noting_load(model: str, *, quiet: bool) -> Iterator[None]:
     """Say that a model is loaded, and the plan of its memory."""
     if not quiet:
         note(f"loading {model}")
@@ -147,7 +147,7 @@ def _loading(model: str, *, quiet: bool) -> Iterator[None]:
         yield
 
 
-def _end(
+def end(
     llm: LLM, model: str, outputs: dict[int, StreamedChoice], times: CallTimes, *, json: bool, interrupted: bool
 ) -> None:
     """Print the summary or the results. Raises typer.Exit where the answers were interrupted."""
@@ -241,7 +241,7 @@ def open_llm(
     return LLM(model, drafter=drafter, adapter=adapter, tokenizer=tokenizer, chat_template=chat_template, **settings)
 
 
-def _follow_printing(
+def follow_printing(
     llm: LLM, prompt: Any, params: SamplingParams, echo: bool
 ) -> tuple[dict[int, StreamedChoice], CallTimes, bool]:
     """Generate as `follow`, and print the text.

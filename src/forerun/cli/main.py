@@ -19,6 +19,7 @@ from forerun.cli import (
     bench,
     cache,
     chat,
+    complete,
     demo,
     drafters,
     export,
@@ -121,7 +122,13 @@ def root(
 
 
 _COMMANDS: dict[str | None, dict[str, Any]] = {
-    "Run": {"generate": generate.generate, "chat": chat.chat, "serve": serve.serve, "batch": batch.batch},
+    "Run": {
+        "generate": generate.generate,
+        "chat": chat.chat,
+        "complete": complete.complete,
+        "serve": serve.serve,
+        "batch": batch.batch,
+    },
     "Measure": {"demo": demo.demo, "audit": audit.audit, "try": try_.try_, "tune": tune.tune},
     None: {
         "fetch": fetch.fetch,

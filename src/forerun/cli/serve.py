@@ -18,7 +18,7 @@ from forerun.drafters.parse_text import drafter_of_vllm
 from forerun.drafters.registry import takes_draft_model
 from forerun.errors import ConfigError
 from forerun.integrations.ray.plan import RayOptions, ServePlan
-from forerun.server.options import ServerOptions
+from forerun.server.options import OLLAMA_PORT, ServerOptions
 from forerun.server.traffic_records import check_journal_path
 from forerun.utils.json_file import Fields
 from forerun.utils.model_names import served_name
@@ -84,6 +84,8 @@ ServedName = Annotated[
     str | None, typer.Option(help="What requests call the model.", metavar="NAME", show_default="that of MODEL")
 ]
 
+Ollama = Annotated[bool, typer.Option("--ollama", help=f"Listen on port {OLLAMA_PORT}, where Ollama's clients look.")]
+
 
 @with_flags
 def serve(
@@ -94,6 +96,7 @@ def serve(
     draft_vocab: options.DraftVocab = None,
     speculative_config: SpeculativeConfig = None,
     served_model_name: ServedName = None,
+    ollama: Ollama = False,
     chat_template: options.ChatTemplate = None,
     server: Annotated[ServerOptions, Flags(leave_out=_FIXED, typed=_SERVER_TYPED, panel="Server")],
     ray: Annotated[RayOptions, Flags(leave_out=("ray_timeout",), typed=options.RAY_TYPED, panel="Ray")],
@@ -101,8 +104,10 @@ def serve(
     engine: Annotated[EngineConfig, Flags("max_batch", "prefill_chunk", typed=("max_batch",))],
     threads: options.Threads = None,
 ) -> None:
-    """Serve a model by OpenAI's API: chats, completions, streams; with speculation where it pays."""
+    """Serve a model by the APIs of OpenAI, Anthropic and Ollama; with speculation where it pays."""
     check_extra()
+    if ollama:
+        server = on_ollamas_port(server)
     if server.response_template is not None:
         from forerun.chat.response_format import read_format
 
@@ -123,6 +128,13 @@ def serve(
     else:
         options.set_threads(threads)
         _serve_here(model, name, drafters, llm, server)
+
+
+def on_ollamas_port(server: ServerOptions) -> ServerOptions:
+    """Return options with Ollama's port. Raises ConfigError if another one was chosen."""
+    if server.port not in (ServerOptions().port, OLLAMA_PORT):
+        raise ConfigError(f"--ollama takes port {OLLAMA_PORT}, but --port is {server.port}. Leave one of them out.")
+    return replace(server, port=OLLAMA_PORT)
 
 
 def check_extra() -> None:

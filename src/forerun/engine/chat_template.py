@@ -10,6 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
+from forerun.chat.infill import Infill
 from forerun.chat.messages import check_roles, forms_of, key_to_continue, read_message
 from forerun.engine.request_checks import check_length, check_text, excess_characters, naming_prompt
 from forerun.errors import ConfigError, ContextLengthError, PromptError
@@ -20,7 +21,7 @@ from forerun.utils.library_tokenizer import writes_chats_itself
 from forerun.utils.vocabulary import encode_text
 
 Message: TypeAlias = Mapping[str, Any]
-Prompt: TypeAlias = "str | Seq[int] | Seq[Message] | Mapping[str, Any]"
+Prompt: TypeAlias = "str | Seq[int] | Seq[Message] | Mapping[str, Any] | Infill"
 PROMPT_KEYS = ("prompt_token_ids", "prompt")
 _PRINTED_PART = "{'type': 'text'"
 """What of a list of parts stands in a prompt where a template prints it, in place of reading it."""
@@ -36,7 +37,7 @@ def split_prompts(prompts: Prompt | Seq[Prompt]) -> tuple[list[Prompt], bool]:
     Raises:
         PromptError: that is ambiguous, or a dictionary holds anything else.
     """
-    if isinstance(prompts, str):
+    if isinstance(prompts, (str, Infill)):
         return [prompts], True
     if _is_prompt(prompts):
         return [_content(prompts)], True
@@ -63,7 +64,7 @@ def split_chats(messages: Seq[Message] | Seq[Seq[Message]]) -> tuple[list[Prompt
     split, single = split_prompts(messages)
     for index, chat in enumerate(split):
         with naming_prompt(index, len(split)):
-            if isinstance(chat, str) or not all(isinstance(message, Mapping) for message in chat):
+            if isinstance(chat, (str, Infill)) or not all(isinstance(message, Mapping) for message in chat):
                 raise PromptError(
                     'A chat is a list of messages such as {"role": "user", "content": "Hello"}. Text and token ids '
                     "are for generate."

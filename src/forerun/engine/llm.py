@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence as Seq
 from contextlib import suppress
 from dataclasses import replace
+from functools import cached_property
 from inspect import signature
 from pathlib import Path
 from types import MappingProxyType
@@ -16,6 +17,7 @@ import torch
 from torch import nn
 from tqdm import tqdm
 
+from forerun.chat.infill import Infill, InfillFormat
 from forerun.config import (
     AUTO,
     DEFAULT_DRAFTER,
@@ -47,7 +49,7 @@ from forerun.engine.chat_template import (
 from forerun.engine.engine import Engine
 from forerun.engine.kv_cache_manager import bound_memory
 from forerun.engine.memory_division import MemoryPlan, bounded
-from forerun.engine.request_checks import Params, naming_prompt, one_each, sampling_of
+from forerun.engine.request_checks import Params, check_text, excess_characters, naming_prompt, one_each, sampling_of
 from forerun.engine.results import Generation, StepOutput, StreamChunk
 from forerun.engine.sequence import Request
 from forerun.engine.step_times import calibrate, check_costs
@@ -55,10 +57,12 @@ from forerun.engine.thread_safe import SharedEngine
 from forerun.errors import (
     BatchError,
     ConfigError,
+    ContextLengthError,
     DeviceMemoryError,
     DrafterError,
     ModelLoadError,
     NotEnoughMemoryError,
+    PromptError,
 )
 from forerun.models import LanguageModel, find_tokenizer, load_model, number_format
 from forerun.models.loading.load import source_tokenizer
@@ -460,6 +464,26 @@ class LLM(Closing, Hinted):
         split, single = split_chats(messages)
         return self._answers(self.requests(split, params, template), single, use_tqdm)
 
+    def infill(
+        self,
+        prefix: str,
+        suffix: str,
+        extra: Seq[tuple[str, str]] = (),
+        sampling_params: Params | None = None,
+        **sampling: Any,
+    ) -> Generation:
+        """Write what stands between two texts, as an editor's completion at the cursor.
+
+        Args:
+            extra: (name, text) of other files, the oldest first. Those that the context has no room for are left out,
+                the oldest first; a warning of the answer says so.
+            sampling_params, sampling: as of `generate`.
+
+        Raises:
+            PromptError, SamplingError: as `generate`; or the model has no tokens that fill in the middle.
+        """
+        return self.generate(Infill(prefix, suffix, extra), sampling_params, **sampling)  # type: ignore[no-any-return]
+
     def stream(
         self,
         prompt: Prompt,
@@ -500,6 +524,8 @@ class LLM(Closing, Hinted):
         Raises:
             PromptError, SamplingError: one of the requests cannot be served.
         """
+        if any(isinstance(prompt, Infill) for prompt in prompts):
+            return self._with_infills(prompts, params, template_options, stream=stream, flow=flow)
         encoded = []
         target = self.target
         for index, prompt in enumerate(prompts):
@@ -515,13 +541,58 @@ class LLM(Closing, Hinted):
         texts = [prompt if isinstance(prompt, str) else None for prompt in prompts]
         return [replace(request, prompt=text) for request, text in zip(made, texts, strict=True)]
 
+    def _with_infills(
+        self,
+        prompts: Seq[Prompt],
+        params: SamplingParams | Seq[SamplingParams | None] | None,
+        template_options: Mapping[str, Any],
+        **options: Any,
+    ) -> list[Request]:
+        """Make requests as `requests`, of prompts some of which fill in the middle."""
+        several = [params] * len(prompts) if params is None or isinstance(params, SamplingParams) else params
+        made = []
+        for index, (prompt, each) in enumerate(zip(prompts, one_each(several, len(prompts)), strict=True)):
+            with naming_prompt(index, len(prompts)):
+                if not isinstance(prompt, Infill):
+                    made += self.requests([prompt], each, template_options, **options)
+                    continue
+                params = each or SamplingParams()
+                ids, num_left_out = self._encoded_infill(prompt, params)
+                ends = () if params.ignore_eos else self.infill_format.ends
+                stops = (*params.stop_token_ids, *ends)
+                (request,) = self.engine.requests([ids], replace(params, stop_token_ids=stops), **options)
+                own = {stop: reason for stop, reason in request.stop_reasons.items() if reason not in ends}
+                made.append(replace(request, stop_reasons=own, num_left_out=num_left_out))
+        return made
+
+    @cached_property
+    def infill_format(self) -> InfillFormat:
+        """Return how the target reads prompts of `Infill`. Raises PromptError if it reads none."""
+        target = self.target
+        names = (target.name, target.loaded_by, getattr(target, "published_name", ""))
+        return InfillFormat.of(self.tokenizer, [str(name) for name in names])
+
+    def _encoded_infill(self, prompt: Infill, params: SamplingParams) -> tuple[list[int], int]:
+        """Return the tokens of a prompt, and the number of extra files that the context has no room for."""
+        target = self.target
+        for text in (prompt.prefix, prompt.suffix, *(part for file in prompt.extra for part in file)):
+            check_text(text, PromptError, "The text")
+        reads = self.infill_format
+        if excess := excess_characters(prompt.prefix + prompt.suffix, self.tokenizer, target, says_why=True):
+            raise ContextLengthError(f"The text around the cursor has {excess}. Shorten it.")
+        most = target.context_length
+        return reads.encode(prompt, self.tokenizer, most - min(params.max_tokens, most // 4))
+
     def encode(self, prompt: Prompt) -> list[int]:
         """Encode one prompt as `generate` and `stream` do.
 
         Raises:
             PromptError: it cannot be read, or there are several.
         """
-        return encode(one_prompt(prompt), self.tokenizer, self.target.name)
+        one = one_prompt(prompt)
+        if isinstance(one, Infill):
+            return self._encoded_infill(one, SamplingParams())[0]
+        return encode(one, self.tokenizer, self.target.name)
 
     def _answers(self, requests: Seq[Request], single: bool, use_tqdm: Bar) -> Generation | list[Generation]:
         """Compute requests together. Returns and raises as `generate`."""

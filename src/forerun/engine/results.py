@@ -50,7 +50,8 @@ class SequenceStats:
         time_verify: processing logits, verifying, finding log-probabilities.
         time_first_token: from the start of the first step to the first token.
         time_total: from the start of the first step to the end of the last.
-        warnings: what of its grammar was not held while it was generated, and whether the finished answer keeps to it.
+        warnings: what of its grammar was not held while it was generated, and whether the finished answer keeps to it;
+            how many extra files were left out.
     """
 
     num_tokens: int = 0

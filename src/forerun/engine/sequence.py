@@ -43,6 +43,7 @@ class Request:
         unheld: what of its grammar is not held while an answer is generated.
         stop_reasons: of `stop_ids`, the request's own -> what an answer that they end reports.
         num_cut: tokens that were cut off before the prompt.
+        num_left_out: extra files that were left out of it.
     """
 
     id: int
@@ -58,6 +59,7 @@ class Request:
     unheld: Unheld = ALL_HELD
     stop_reasons: Mapping[int, int | str] = field(default_factory=dict)
     num_cut: int = 0
+    num_left_out: int = 0
 
     def check(self, output: StepOutput) -> None:
         """Check a finished answer by what is not held otherwise, and have its warnings say what comes of it.
@@ -236,6 +238,8 @@ def new_state(
         keeps_stop = params.include_stop_str_in_output
         state.text = TextStream(texts, prompt, request.stops, request.marks, keeps_stop=keeps_stop)
     state.stats.warnings += request.unheld.warnings
+    if left_out := request.num_left_out:
+        state.stats.warnings.append(f"The context has no room for the oldest {left_out} of the extra files: left out.")
     if params.logprobs is not None:
         state.logprobs = []
     if params.prompt_logprobs is not None and choice == 0:

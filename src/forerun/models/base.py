@@ -182,6 +182,7 @@ class LanguageModel(ABC):
         exactness: the result of the self-test.
         recommended_sampling: options of sampling that its files recommend, by the names of `SamplingParams`.
         published_name: what its files say of its name, if they say nothing of sampling; else empty.
+        architecture: the `model_type` of its configuration; empty where that is unknown.
         loaded_by: the name that it was loaded by, where it is served under another; else empty.
         adapter: the folder of the adapter that was merged into its weights; None without one.
         quantize: the quantization of its weights, "int8" or "int4"; None for numbers of `dtype`.
@@ -202,6 +203,7 @@ class LanguageModel(ABC):
     exactness: Exactness
     recommended_sampling = MappingProxyType[str, float]({})  # of the class: it is no field
     published_name = ""  # likewise
+    architecture = ""  # likewise
     loaded_by = ""  # likewise
     adapter: str | None = None
     quantize: str | None = None

@@ -1,4 +1,4 @@
-"""The ASGI application: its routes, and errors in OpenAI's form."""
+"""The ASGI application: its routes, and errors in each API's form."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pydantic_core import to_json
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import FileResponse, JSONResponse, Response
+from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, Response
 from starlette.types import ASGIApp
 
 from forerun import __version__
@@ -24,12 +24,14 @@ from forerun.errors import ForerunError, PromptError, RequestBodyError
 from forerun.server.completions import BODIES, answer
 from forerun.server.metrics import HTTPMetrics, Prometheus
 from forerun.server.middleware import RequestMiddleware, refusal_response
+from forerun.server.ollama import NO_EMBEDDINGS, RUNNING, SHOW_URL, ShowBody, add_ollama
 from forerun.server.options import ServerOptions
 from forerun.server.protocol.bodies import Body, Messages, TokenIds, validated
 from forerun.server.protocol.errors import failure_fields
 from forerun.server.protocol.messages_api import CountBody
 from forerun.server.protocol.requests import MESSAGES_URL, Tools, check_template_options, with_read_calls
 from forerun.server.protocol.responses_api import RESPONSES_URL
+from forerun.server.protocol.without_effect import IGNORED_HEADER, offered_tools
 from forerun.server.service import Service
 from forerun.utils.library_tokenizer import LibraryTokenizer
 
@@ -52,14 +54,15 @@ class TokenizeBody(Body):
         target = service.llm.target
         if (self.messages is None) == (self.prompt is None):
             raise RequestBodyError("Give either prompt, a text, or messages, a chat.", param="prompt")
-        check_template_options(self.chat_template_kwargs or {}, tokenizer)
+        check_template_options(self.chat_template_kwargs or {})
         of_chats = ("chat_template_kwargs", "tools", "add_generation_prompt", "continue_final_message")
         given = {name: value for name in of_chats if (value := getattr(self, name)) is not None}
         if self.messages is None and (wrong := next(iter(given), None)):
             raise RequestBodyError(f"{wrong} is for messages. Leave it out.", param=wrong)
         options = {**given.pop("chat_template_kwargs", {}), **given}
-        if not self.tools:  # an empty list is none, as in a chat
-            options.pop("tools", None)
+        options |= {"tools": offered_tools(self.tools)}
+        if not options["tools"]:  # an empty list is none, as in a chat
+            del options["tools"]
         prompt: Any = self.prompt if self.messages is None else list(map(with_read_calls, self.messages))
         try:
             encoded = partial(encode, prompt, tokenizer, target.name, options, model=target)
@@ -113,6 +116,7 @@ def make_app(service: Service, draining: Callable[[], bool]) -> FastAPI:
     app = FastAPI(title="forerun", version=__version__, docs_url=None, redoc_url=None, exception_handlers=handlers)
     _add_facts(app, service, draining)
     _add_page(app)
+    add_ollama(app, service)
     _add_kept(app, service)
     _add_answers(app, service)
     return app
@@ -128,7 +132,7 @@ def with_middleware(app: ASGIApp, options: ServerOptions, metrics: HTTPMetrics) 
         allow_origins=list(options.cors_origin),
         allow_methods=["GET", "POST", "DELETE"],
         allow_headers=["*"],
-        expose_headers=["x-request-id"],
+        expose_headers=["x-request-id", IGNORED_HEADER],
     )
     return allowed, middleware
 
@@ -140,15 +144,15 @@ def _add_answers(app: FastAPI, service: Service) -> None:
 
         async def computed(request: Request) -> Response:
             body: Any = await service.parsed(request, partial(validated, model))
-            service.check_model(body.model)
+            service.check_model(body.model or getattr(body, "name", None))
             content = await service.prepared(request, lambda: to_json(body.answer(service)))
             return Response(content, media_type="application/json")
 
         return generated if url in BODIES else computed
 
     models: dict[str, type[Body]] = {**BODIES, "/tokenize": TokenizeBody, "/detokenize": DetokenizeBody}
-    models[f"{MESSAGES_URL}/count_tokens"] = CountBody
-    about = {"description": "An error body of OpenAI's."}
+    models |= {f"{MESSAGES_URL}/count_tokens": CountBody, SHOW_URL: ShowBody}
+    about = {"description": "An error body of OpenAI's, or of Ollama's below /api."}
     errors: dict[int | str, Any] = dict.fromkeys((400, 401, 404, 408, 413, 429, 503), about)
     for url, model in models.items():
         schema = {"$ref": f"#/components/schemas/{model.__name__}"}
@@ -242,16 +246,21 @@ def _add_page(app: FastAPI) -> None:
     async def file(request: Request) -> Response:
         return FileResponse(folder / (request.scope["path"].strip("/") or "index.html"), headers=_PAGE_HEADERS)
 
-    for path in ("/", "/page.css", "/page.js"):
-        app.add_api_route(path, file, methods=["GET"], include_in_schema=False)
+    async def root(request: Request) -> Response:
+        wants_page = "text/html" in request.headers.get("accept", "")
+        return await file(request) if wants_page else PlainTextResponse(RUNNING)
+
+    for path, answered in (("/", root), ("/page.css", file), ("/page.js", file)):
+        app.add_api_route(path, answered, methods=["GET", "HEAD"], include_in_schema=False)
 
 
 def _no_such_path(request: Request) -> str:
     """Return what there is in place of a path that is not there."""
     path = request.url.path.rstrip("/")
     if path.rpartition("/")[2] in _OF_EMBEDDINGS:
-        return "forerun computes no embeddings: it generates text. Take a server of embedding models."
-    paths = sorted({route.path for route in request.app.routes if isinstance(route, APIRoute)})
+        return NO_EMBEDDINGS
+    routes = (route for route in request.app.routes if isinstance(route, APIRoute) and route.include_in_schema)
+    paths = sorted({route.path for route in routes})
     if close := get_close_matches(path, paths, n=1, cutoff=0.8):
         return f"There is no such path. Did you mean {close[0]}?"
     return f"There is no such path. There are {', '.join(paths)}."

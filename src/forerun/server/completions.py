@@ -1,4 +1,4 @@
-"""Endpoints for chats, completions and responses: whole answers and streams."""
+"""Endpoints that answer: whole answers and streams."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import AsyncExitStack
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
+from contextlib import AsyncExitStack, aclosing
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from sse_starlette.event import ensure_bytes
 from sse_starlette.sse import EventSourceResponse, SendTimeoutError
@@ -23,12 +23,17 @@ from forerun.server.logs import LOGGER
 from forerun.server.progress import Replay, Sent, StreamState
 from forerun.server.protocol.answers import Asked, Chunks
 from forerun.server.protocol.bodies import validated
-from forerun.server.protocol.errors import error_response, failure_fields
+from forerun.server.protocol.errors import OLLAMA_PATHS, error_at, error_response, failure_fields
+from forerun.server.protocol.infill_api import InfillAnswers, InfillBody, LimitedText
 from forerun.server.protocol.messages_api import MessageEvents, MessagesBody
+from forerun.server.protocol.ollama_api import GenerateBody, OllamaChatBody, OllamaLines, load_answer
 from forerun.server.protocol.requests import (
     CHAT_URL,
     COMPLETIONS_URL,
+    INFILL_URL,
     MESSAGES_URL,
+    OLLAMA_CHAT_URL,
+    OLLAMA_GENERATE_URL,
     ChatBody,
     CompletionBody,
     CompletionRequest,
@@ -41,17 +46,23 @@ KEEP_ALIVE = 10.0
 _log = logging.getLogger(LOGGER)
 _WITH_DONE = (CHAT_URL, COMPLETIONS_URL)
 
-BODIES: Mapping[str, type[ChatBody] | type[CompletionBody] | type[ResponseBody] | type[MessagesBody]] = {
+BODIES: Mapping[str, Any] = {
     CHAT_URL: ChatBody,
     COMPLETIONS_URL: CompletionBody,
     RESPONSES_URL: ResponseBody,
     MESSAGES_URL: MessagesBody,
+    INFILL_URL: InfillBody,
+    OLLAMA_GENERATE_URL: GenerateBody,
+    OLLAMA_CHAT_URL: OllamaChatBody,
 }
-FORMS: Mapping[str, type[Chunks] | type[ResponseEvents] | type[MessageEvents]] = {
+FORMS: Mapping[str, Any] = {
     CHAT_URL: Chunks,
     COMPLETIONS_URL: Chunks,
     RESPONSES_URL: ResponseEvents,
     MESSAGES_URL: MessageEvents,
+    INFILL_URL: InfillAnswers,
+    OLLAMA_GENERATE_URL: OllamaLines,
+    OLLAMA_CHAT_URL: OllamaLines,
 }
 
 
@@ -67,10 +78,15 @@ async def answer(service: Service, url: str, request: Request) -> Response:
     kept = service.kept[request.state.tenant]
 
     def read(content: bytes) -> CompletionRequest:
-        return validated(BODIES[url], content).request(target.context_length, service.sampling.options, kept)
+        made = validated(BODIES[url], content).request(target.context_length, service.sampling.options, kept)
+        return cast(CompletionRequest, made)
 
     completion = await service.parsed(request, read)
+    if ignored := completion.unread_by(service.llm.tokenizer):
+        request.state.log_fields["ignored"] = ignored
     service.check_model(completion.model)
+    if not completion.prompts:
+        return JSONResponse(load_answer(completion, service.name))
     async with AsyncExitStack() as stack:
         stack.enter_context(service.admitted(completion, request.state.tenant))
         requests = await service.prepared(request, partial(service.requests, completion, request.state.tenant))
@@ -86,6 +102,8 @@ class ActiveResponse:
     """An answer that is being generated.
 
     Attributes:
+        url: of the endpoint.
+        form: makes the answer's bodies.
         complete: the stream has ended properly.
     """
 
@@ -103,10 +121,13 @@ class ActiveResponse:
         state = self._state
         num_cut = sum(each.num_cut for each in requests)
         asked = Asked(service.texts, completion, self._prompts, service.name, state.name, state.created, num_cut)
-        self._form = FORMS[completion.url](asked)
+        self.url = completion.url
+        self.form = FORMS[completion.url](asked)
         self._started = time.monotonic()
         self.complete = False
         self._outputs = service.outputs(completion, requests, request)
+        if completion.limits:
+            self._outputs = self._limited(self._outputs, requests[0])
         self._first = asyncio.ensure_future(anext(self._outputs))
         self._num_sent = state.num_events
         self._num_computed = 0  # tokens of prompts, when that was last looked at
@@ -159,7 +180,7 @@ class ActiveResponse:
         async for output in self._outputs_or_progress():
             if not isinstance(output, dict):
                 self._count(*output)
-        return await asyncio.to_thread(lambda: JSONResponse(self._form.whole(self._generations)))
+        return await asyncio.to_thread(lambda: JSONResponse(self.form.whole(self._generations)))
 
     async def events(self) -> AsyncIterator[bytes]:
         """Yield the events of the stream, those of one output together. An error is the last of them.
@@ -168,7 +189,7 @@ class ActiveResponse:
         with the last events.
         """
         before = None
-        form, state = self._form, self._state
+        form, state = self.form, self._state
         replay = Replay(state.choices, self._completion.params.greedy or self._completion.params.seed is not None)
         first = state.choices.get(0, Sent())  # what has been sent elsewhere
         try:
@@ -189,16 +210,32 @@ class ActiveResponse:
                 before = now
                 for piece in self._pieces(*found, replay):
                     yield piece
-            last = _events([*form.last(self._generations)], done=self._completion.url in _WITH_DONE)
+            last = _events(self.url, [*form.last(self._generations)], is_last=True)
         except Exception as error:
             self.request.state.log_fields |= failure_fields(error)
-            last = error_events(self._completion.url, error, form.num_events)
+            last = error_events(self.url, error, form.num_events)
         self.complete = True
         yield last
 
+    def idle_line(self) -> bytes:
+        """Return a line that adds nothing, with a blank before it that tells it from the answer's."""
+        return b" " + _events(self.url, [self.form.idle()])
+
+    async def _limited(
+        self, outputs: AsyncGenerator[tuple[int, StepOutput], None], request: PromptRequest
+    ) -> AsyncGenerator[tuple[int, StepOutput], None]:
+        """Yield the outputs of the only prompt, whose choices end where their texts say."""
+        texts = [LimitedText(self._completion.limits) for _ in range(request.params.n)]
+        async with aclosing(outputs):
+            async for index, output in outputs:
+                texts[output.chunk.index].push(output)
+                if all(text.is_over for text in texts):
+                    self.service.engine.thread.abort(request.id)
+                yield index, output
+
     def _keep_alive(self, progress: Mapping[str, int], sent: Sent) -> Iterator[bytes]:
         """Yield what a stream sends while its prompt is computed. sent: of its first choice."""
-        for body in self._form.keep_alive(progress):
+        for body in self.form.keep_alive(progress):
             yield f": {body}\n\n".encode() if isinstance(body, str) else self._numbered(0, sent, [body])
 
     def _pieces(self, index: int, output: StepOutput, replay: Replay) -> Iterator[bytes]:
@@ -206,17 +243,17 @@ class ActiveResponse:
         self._count(index, output)
         choice = index * self._completion.params.n + output.chunk.index
         for part, is_new in replay.divided(choice, output):
-            bodies = [*self._form.of(index, part)]
+            bodies = [*self.form.of(index, part)]
             if not is_new:
-                self._form.num_events = self._num_sent
+                self.form.num_events = self._num_sent
             elif bodies:
                 yield self._numbered(choice, replay.now[choice], bodies)
 
     def _numbered(self, choice: int, sent: Sent, bodies: list[dict[str, Any]]) -> bytes:
         """Encode events, and keep what is known when they have been sent."""
-        self._num_sent = self._form.num_events
+        self._num_sent = self.form.num_events
         self.request.state.progress = (choice, sent, self._num_sent)
-        return _events(bodies)
+        return _events(self.url, bodies)
 
     def _count(self, index: int, output: StepOutput) -> None:
         self.service.answered(self._requests[index : index + 1])
@@ -234,7 +271,11 @@ class Stream(EventSourceResponse):
     """
 
     def __init__(self, events: AsyncIterator[bytes], active: ActiveResponse, resources: AsyncExitStack) -> None:
-        super().__init__(events, sep="\n", send_timeout=active.service.options.send_timeout)
+        lines: dict[str, Any] = {}
+        if active.url.startswith(OLLAMA_PATHS):
+            lines["media_type"] = "application/x-ndjson"
+            lines["ping_message_factory"] = active.idle_line
+        super().__init__(events, sep="\n", send_timeout=active.service.options.send_timeout, **lines)
         self._active = active
         self._resources = resources
 
@@ -255,12 +296,13 @@ def error_events(url: str, error: Exception, number: int) -> bytes:
     """Return the events that end a stream with an error. number: of the event, where they have numbers."""
     body = error_response(error)[1]
     event = {"sequence_number": number, **body["error"], "type": "error"}  # the type of the error is not said
-    of = {RESPONSES_URL: event, MESSAGES_URL: {"type": "error", **body}}
-    return _events([of.get(url, body)], done=url in _WITH_DONE)
+    return _events(url, [event if url == RESPONSES_URL else error_at(url, body)], is_last=True)
 
 
-def _events(bodies: list[dict[str, Any]], *, done: bool = False) -> bytes:
-    """Encode events. done: the stream ends after them."""
+def _events(url: str, bodies: list[dict[str, Any]], *, is_last: bool = False) -> bytes:
+    """Encode events, or lines where the endpoint's streams are of lines. is_last: the stream ends after them."""
     events = [(body.get("type"), json.dumps(body, ensure_ascii=False, separators=(",", ":"))) for body in bodies]
-    ends = [(None, "[DONE]")] if done else []
+    if url.startswith(OLLAMA_PATHS):
+        return "".join(f"{line}\n" for _, line in events).encode()
+    ends = [(None, "[DONE]")] if is_last and url in _WITH_DONE else []
     return b"".join(ensure_bytes({"event": kind, "data": data}, "\n") for kind, data in [*events, *ends])

@@ -25,6 +25,7 @@ _SHOWN: Mapping[str, str] = {
     "tokens_per_second": "{:.1f} a second",
     "tokens_per_step": "{:.2f} a step",
     "finish_reasons": "{}",
+    "ignored": "without effect {}",
     "param": "field {}",
     "error": "{}",
     "cut": "cut: {}",

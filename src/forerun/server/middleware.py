@@ -21,8 +21,8 @@ from forerun.errors import EngineClosedError, ForerunError, RequestBodyError, Re
 from forerun.server.logs import LOGGER
 from forerun.server.metrics import HTTPMetrics
 from forerun.server.options import ServerOptions, host_of, is_loopback
-from forerun.server.protocol.errors import error_response, failure_fields
-from forerun.server.protocol.requests import MESSAGES_URL
+from forerun.server.protocol.errors import error_at, error_response, failure_fields
+from forerun.server.protocol.without_effect import IGNORED_HEADER
 
 OPEN_PATHS = ("/health", "/", "/page.css", "/page.js")
 """Paths that need no key."""
@@ -37,11 +37,11 @@ _log = logging.getLogger(LOGGER)
 
 
 def refusal_response(error: BaseException, path: str) -> JSONResponse:
-    """Return the response to a failed request at this path; of Anthropic's, in its form, too."""
+    """Return the response to a failed request at this path."""
     status, body = error_response(error)
     again = {"retry-after": "1"}
     headers = {401: {"www-authenticate": "Bearer"}, 429: again, 503: again}.get(status)
-    return JSONResponse({"type": "error", **body} if path.startswith(MESSAGES_URL) else body, status, headers)
+    return JSONResponse(error_at(path, body), status, headers)
 
 
 class Access:
@@ -90,7 +90,8 @@ class Access:
                 "server with --metrics-key KEY, and send that key.",
                 status=403,
             )
-        return None if of_state else f"key {matches.index(True)}"
+        # not by its place among the keys: prompts may be kept for another start, with others
+        return None if of_state else f"key {digest.hex()}"
 
     def _check_browser(self, headers: Headers, method: str) -> None:
         """Raise RequestBodyError for what a page of another site may have sent."""
@@ -155,7 +156,10 @@ class RequestMiddleware:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message = {**message, "headers": [*message["headers"], (b"x-request-id", request_id.encode())]}
+                more = [(b"x-request-id", request_id.encode())]
+                if ignored := log_fields.get("ignored"):
+                    more.append((IGNORED_HEADER.encode(), ", ".join(ignored).encode()))
+                message = {**message, "headers": [*message["headers"], *more]}
             await send(message)
 
         self.num_active += 1

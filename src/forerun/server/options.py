@@ -12,6 +12,7 @@ from forerun.errors import ConfigError
 from forerun.server.logs import LOG_FORMATS, TEXT
 from forerun.utils.fields import check_options, documented, option
 
+OLLAMA_PORT = 11434
 _HOST = re.compile(r"(?:\[([\da-f:.]+)\]|([\w.-]+))(?::\d*)?|([\da-f:.]+)", re.IGNORECASE)
 
 

@@ -162,7 +162,7 @@ class Service:
 
     def check_model(self, model: str | None) -> None:
         """Raise RequestBodyError if a request names another model."""
-        if model and model not in self._names:
+        if model and not {model, model.removesuffix(":latest")} & self._names:
             raise RequestBodyError(
                 f"The model of the request is not the one that is served, {self.name!r}. Correct it.",
                 param="model",

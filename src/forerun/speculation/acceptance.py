@@ -19,8 +19,8 @@ ACCEPTANCE_SHARED_DECAY = 0.995
 ACCEPTANCE_WEIGHT = 4.0
 """Pseudo-trials of a place's prior."""
 ACCEPTANCE_RECORD_WEIGHT = 8.0
-"""The same where the drafter has a record: one rejected draft must not outweigh it, or the drafter is not tried again for
-hundreds of steps."""
+"""The same where the drafter has a record: one rejected draft must not outweigh it, or the drafter is not tried again
+for hundreds of steps."""
 ACCEPTANCE_SEQUENCE_WEIGHT = 4.0
 """Pseudo-trials, accepted and rejected, of the prior that a sequence accepts as often as the others."""
 ACCEPTANCE_SEQUENCE_TRIALS = 4.0

@@ -290,7 +290,7 @@ def translated(
         if name not in known and not _changes_nothing(name, value):
             remedies[name] = hint(name, known)
             for place, names in elsewhere.items():
-                if (option := _option(name, names)) and not _option(name, known):
+                if (option := option_for(name, names)) and not option_for(name, known):
                     remedies[name] = f"Give {option} to {place}."
     if remedies:
         said = [f"{owner} has no option {name!r}. {remedy}".rstrip() for name, remedy in remedies.items()]
@@ -307,7 +307,7 @@ def hint(name: str, known: Collection[str], spelled: Callable[[str], str] = str,
         spelled: writes an option, perhaps with a value ("temperature=0"), as the user would.
         sentences: what HABITS says beside options is for the user too.
     """
-    if option := _option(name, known):
+    if option := option_for(name, known):
         return f"Did you mean {spelled(option)}?"
     *_, instead = HABITS.get(name, "").split("|")
     if instead and sentences:
@@ -316,7 +316,7 @@ def hint(name: str, known: Collection[str], spelled: Callable[[str], str] = str,
     return f"Did you mean {spelled(close[0])}?" if close else ""
 
 
-def _option(name: str, known: Collection[str]) -> str:
+def option_for(name: str, known: Collection[str]) -> str:
     """Return the known option that a name stands for, perhaps with its value; empty if there is none."""
     options = HABITS.get(name, name).split("|")
     return next((option for option in options if option.partition("=")[0] in known), "")

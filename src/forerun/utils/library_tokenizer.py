@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from copy import copy
 from inspect import unwrap
+from types import MappingProxyType
 from typing import Any
 
 _ROLES = ("bos_token", "eos_token", "unk_token", "pad_token")
@@ -33,6 +34,7 @@ class LibraryTokenizer:
         special_tokens_map: role -> text of the named tokens, such as "eos_token".
         all_special_tokens: the named tokens, each once.
         chat_template: text, or name -> text; None if there is none.
+        fill_in: role -> id of tokens that fill in the middle, which a GGUF file names.
     """
 
     is_fast = True
@@ -44,9 +46,18 @@ class LibraryTokenizer:
     special_tokens_map = _part("special_tokens_map")
     all_special_tokens = _part("all_special_tokens")
     chat_template = _part("chat_template")
+    fill_in = property(lambda self: self._fill_in)
 
-    def __init__(self, backend: Any, named: Mapping[str, str], chat_template: Any, make: Callable[[], Any]) -> None:
-        """named: by role. make: makes the Transformers tokenizer."""
+    def __init__(
+        self,
+        backend: Any,
+        named: Mapping[str, str],
+        chat_template: Any,
+        make: Callable[[], Any],
+        fill_in: Mapping[str, int] = MappingProxyType({}),
+    ) -> None:
+        """named: by role. make: makes the Transformers tokenizer. fill_in: as of the attribute."""
+        self._fill_in = fill_in
         roles = {role: named[role] for role in _ROLES if role in named}
         self._parts = {
             "backend_tokenizer": backend,

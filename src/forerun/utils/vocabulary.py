@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache, wraps
 from hashlib import blake2b, sha256
 from inspect import unwrap
+from itertools import islice, pairwise
 from typing import Any
 
 from forerun.errors import IncompatibleDrafterError, PromptError, RequestError
@@ -88,6 +89,39 @@ def encode_text(tokenizer: Any, text: str, *, special: bool) -> list[int]:
     is_library = isinstance(tokenizer, LibraryTokenizer)
     found: list[int] = tokenizer.encode(text, **options) if is_library else tokenizer(text, **options)["input_ids"]
     return found
+
+
+def encode_plain(tokenizer: Any, text: str, special: re.Pattern[str], *, inner: bool = False) -> list[int]:
+    """Encode a text without the tokens around it, in which the texts of special tokens are text like any other.
+
+    Args:
+        special: matches, without a width, where a special token's text begins: the text is cut behind its first
+            character, and the parts are encoded one by one.
+        inner: it goes on from other text, so no blank is put before it, as some tokenizers do.
+
+    Raises:
+        PromptError: as `encode_text`; or there are more than _MOST_CUTS such places.
+    """
+    cuts = [found.start() + 1 for found in islice(special.finditer(text), _MOST_CUTS + 1)]
+    if len(cuts) > _MOST_CUTS:
+        raise PromptError(f"A text holds the texts of more than {_MOST_CUTS:,} special tokens. Shorten it.")
+    found: list[int] = []
+    for first, last in pairwise([0, *cuts, len(text)]):
+        mark = _BEFORE if (first or inner) and _adds_blank(tokenizer) else ""
+        ids = encode_text(tokenizer, mark + text[first:last], special=False)
+        found += ids[len(encode_text(tokenizer, mark, special=False)) :] if mark else ids
+    return found
+
+
+_MOST_CUTS = 4096
+_BEFORE = "\n"
+"""Not merged with what follows by tokenizers that put a blank before a text."""
+
+
+@lru_cache(maxsize=4)
+def _adds_blank(tokenizer: Any) -> bool:
+    alone, before, both = (encode_text(tokenizer, text, special=False) for text in ("a", _BEFORE, f"{_BEFORE}a"))
+    return [*before, *alone] != both
 
 
 def _is_of_library(tokenizer: Any) -> bool:

@@ -162,3 +162,14 @@ def read(case: Case, pieces: Iterable[str], tools: Any = TOOLS) -> tuple[list[De
 def called(message: ParsedMessage) -> list[tuple[str, dict[str, Any]]]:
     functions = [call["function"] for call in message.tool_calls]
     return [(function["name"], json.loads(function["arguments"])) for function in functions]
+
+
+def joined(deltas: Iterable[Delta]) -> dict[tuple[str, int], str]:
+    """The texts by kind and call, each with the name and id that were announced first."""
+    texts: dict[tuple[str, int], str] = {}
+    for delta in deltas:
+        is_known = (delta.kind, delta.index) in texts
+        assert is_known or delta.kind != "tool_call" or (delta.name and delta.id and not delta.text)
+        begun = f"{delta.name} {delta.id} " if delta.name else ""
+        texts[delta.kind, delta.index] = texts.get((delta.kind, delta.index), "") + begun + delta.text
+    return texts

@@ -9,11 +9,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from tokenizers import AddedToken
+
 from doubles import FakeModel, adversaries
 from forerun import LLM
 from forerun.server.options import ServerOptions
 from forerun.server.run import DrainingServer, bound_socket, make_server
 from forerun.server.service import Service
+from pooled import PooledModel
 from small_tokenizers import END, byte_level, ids_of
 
 LIMIT = 60.0
@@ -58,6 +61,16 @@ def fake_llm(**options: Any) -> LLM:
         "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}{{ mood or '' }}assistant:"
     )
     fake: Any = FakeModel(vocab_size=len(tokenizer), eos_token_ids=ids_of(tokenizer, END))
+    drafter = adversaries({}, len(tokenizer))["random"]
+    return LLM(fake, drafter, tokenizer=tokenizer, **{"num_draft_tokens": 3, "max_batch": 4, **options})
+
+
+def filling_llm(**options: Any) -> LLM:
+    """A fake model with prefix reuse, a drafter that guesses, and Qwen2.5-Coder's tokens that fill in the middle."""
+    tokenizer = byte_level()
+    names = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|fim_pad|>", "<|repo_name|>", "<|file_sep|>")
+    tokenizer.add_tokens([AddedToken(text, normalized=False) for text in names])
+    fake: Any = PooledModel(vocab_size=len(tokenizer), eos_token_ids=ids_of(tokenizer, END), context_length=512)
     drafter = adversaries({}, len(tokenizer))["random"]
     return LLM(fake, drafter, tokenizer=tokenizer, **{"num_draft_tokens": 3, "max_batch": 4, **options})
 

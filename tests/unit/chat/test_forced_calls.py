@@ -31,7 +31,7 @@ SPECIAL = [
         "<｜tool▁call▁end｜>",
         "<｜tool▁calls▁end｜>",
     ),
-    *("<|tool_call_start|>", "<|tool_call_end|>"),
+    *("<|tool_call_start|>", "<|tool_call_end|>", "<|tool_call>", "<tool_call|>", '<|"|>', "<channel|>"),
 ]
 WRITTEN = {
     "hermes": '<tool_call>\n{"name": "weather", "arguments": {"city": "Paris", "days": 3}}\n</tool_call>',
@@ -46,13 +46,17 @@ WRITTEN = {
     "deepseek": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>weather<｜tool▁sep｜>"
     '{"city": "Paris", "days": 3}<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
     "lfm2": '<|tool_call_start|>[weather(city="Paris", days=3)]<|tool_call_end|>',
+    "gemma4": '<|tool_call>call:weather{city:<|"|>Paris<|"|>,days:3}<tool_call|>',
 }
-BEFORE = {
-    "llama3": "",
+THOUGHTS = {
     "harmony": "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant",
-    "mistral": "[THINK]Hm.[/THINK]Sure.",
-    "hermes": "<think>\nHm.\n</think>\n\nSure.\n",
+    "mistral": "[THINK]Hm.[/THINK]",
+    "hermes": "<think>\nHm.\n</think>\n\n",
+    "glm": "<think>Hm.</think>\n",
+    "deepseek": "<think>\nHm.\n</think>\n\n",
+    "gemma4": "<|channel>thought\nHm.\n<channel|>",
 }
+"""What may come before a call that is required: nothing else may."""
 
 
 @pytest.fixture(scope="module", params=["text", "special", "added"])
@@ -80,12 +84,13 @@ def follows(tokenizer: Any, grammar: str | None, text: str) -> bool:
 
 @pytest.mark.parametrize("name", WRITTEN)
 def test_calls_of_each_family(name: str, tokenizer: Any) -> None:
-    case, call, before = CASES[name]._replace(prompt=""), WRITTEN[name], BEFORE.get(name, "Sure. ")
+    case, call, before = CASES[name]._replace(prompt=""), WRITTEN[name], THOUGHTS.get(name, "")
     required = call_grammar(form(case.written), TOOLS, special_of(tokenizer))
     by_name = call_grammar(form(case.written), TOOLS, special_of(tokenizer), name="now")
     assert follows(tokenizer, required, call) and follows(tokenizer, required, before + call)
     assert called(read(case, before + call, TOOLS)[1])[-1] == ("weather", {"city": "Paris", "days": 3})
     wrong = [before, "", call[:-1], call.replace("3", '"3"').replace(">\n3\n", ">\nx\n").replace(">3<", ">x<")]
+    wrong += [f"Sure. {call}", f"{before}Sure.{call}", f"\n{call}"]
     wrong += [call.replace("weather", "whether"), call.replace("city", "town"), call.replace("days", "city")]
     assert [text for text in wrong if follows(tokenizer, required, text)] == []
     assert not follows(tokenizer, by_name, call)
@@ -96,7 +101,8 @@ def test_calls_of_each_family(name: str, tokenizer: Any) -> None:
 
 def _without_arguments(name: str, call: str) -> str:
     call = call.replace("weather", "now").replace('{"city": "Paris", "days": 3}', "{}")
-    for begin, end in (("<parameter=city>", "</function>"), ("<arg_key>", "</tool_call>"), ("city=", ")]")):
+    ends = {"<parameter=city>": "</function>", "<arg_key>": "</tool_call>", "city=": ")]", "city:": "}<"}
+    for begin, end in ends.items():
         if begin in call:
             call = call[: call.index(begin)] + call[call.index(end) :]
     return call
@@ -110,6 +116,16 @@ def test_thinking_ends_before_a_call(tokenizer: Any) -> None:
     assert not follows(tokenizer, grammar, f"<think>{call}")
     mentions = f"<think> <tool_call> </think>{call}"
     assert follows(tokenizer, grammar, mentions) == ("<tool_call>" not in special)
+
+
+@pytest.mark.parametrize("name", ["hermes", "harmony"])
+def test_thinking_before_a_required_call_ends_with_its_budget(name: str, tokenizer: Any) -> None:
+    special, call, thought = special_of(tokenizer), WRITTEN[name], THOUGHTS[name].replace("Hm.", "a" * 30)
+    for budget, fits in ((11, True), (9, False)):  # of three characters a token, line breaks too
+        grammar = call_grammar(form(CASES[name].written), TOOLS, special, budget=budget)
+        assert follows(tokenizer, grammar, thought + call) == fits
+    free = call_grammar(form(CASES[name].written), TOOLS, special, budget=1, is_required=False)
+    assert follows(tokenizer, free, thought + call)
 
 
 @pytest.mark.parametrize("name", WRITTEN)
@@ -157,6 +173,7 @@ def test_several_calls_and_optional_arguments() -> None:
     call = WRITTEN["qwen3-coder"].replace("</function>", unit + "</function>")
     grammar = call_grammar(form(written), TOOLS, special_of(tokenizer))
     assert follows(tokenizer, grammar, f"{call}\n{call}\n{WRITTEN['qwen3-coder']}")
+    assert follows(tokenizer, grammar, f"{call}\n") and not follows(tokenizer, grammar, f"{call}\n\n")
     assert not follows(tokenizer, grammar, call.replace("\nC\n", "\nK\n"))
     optional = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"$ref": "#/$defs/b"}, "c": {}}}
     tools = [{"function": {"name": "f", "parameters": optional | {"$defs": {"b": {"type": "string"}}}}}]
@@ -184,19 +201,19 @@ def test_formats_of_arguments_are_told() -> None:
             ],
         ),
     ):
-        made = forced.grammar(form(CASES["hermes"].written), tools, grammars, False, False)
+        made = forced.grammar(form(CASES["hermes"].written), tools, grammars, False, False, 99)
         assert list(grammars.unheld(made).warnings) == expected
     tools[1]["function"]["parameters"]["properties"]["city"]["not"] = {"enum": ["Paris"]}
-    refused = Forced("now").grammar(form(CASES["hermes"].written), tools, grammars, False, False)
+    refused = Forced("now").grammar(form(CASES["hermes"].written), tools, grammars, False, False, 99)
     with pytest.raises(GrammarError, match=r'"not".*"lenient": true'):
         grammars.prepare(refused)
     tools[1]["function"]["parameters"]["x-guidance"] = {"lenient": True}
-    lenient = Forced("now").grammar(form(CASES["hermes"].written), tools, grammars, False, False)
+    lenient = Forced("now").grammar(form(CASES["hermes"].written), tools, grammars, False, False, 99)
     assert "not checked" in grammars.unheld(lenient).warnings[-1]
     assert follows(tokenizer, lenient.text, WRITTEN["hermes"].replace("weather", "now").replace(', "days": 3', ""))
 
 
 def test_what_cannot_be_forced() -> None:
-    assert call_grammar(form(CASES["gemma4"].written), TOOLS, {}) is None
+    assert call_grammar(form(CASES["thinking"].written), TOOLS, {}) is None
     with pytest.raises(GrammarError, match="No tool is named 'then'"):
         call_grammar(form(CASES["hermes"].written), TOOLS, {}, name="then")

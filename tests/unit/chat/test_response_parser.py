@@ -11,20 +11,9 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from family_answers import CASES, CHATML, TOOLS, ParsedMessage, called, form, read
+from family_answers import CASES, CHATML, TOOLS, ParsedMessage, called, form, joined, read
 from forerun.chat.response_parser import Delta, ResponseParser
 from fuzzing import examples
-
-
-def joined(deltas: Iterable[Delta]) -> dict[tuple[str, int], str]:
-    """The texts by kind and call, each with the name and id that were announced first."""
-    texts: dict[tuple[str, int], str] = {}
-    for delta in deltas:
-        is_known = (delta.kind, delta.index) in texts
-        assert is_known or delta.kind != "tool_call" or (delta.name and delta.id and not delta.text)
-        begun = f"{delta.name} {delta.id} " if delta.name else ""
-        texts[delta.kind, delta.index] = texts.get((delta.kind, delta.index), "") + begun + delta.text
-    return texts
 
 
 def cut(text: str, places: Iterable[int]) -> list[str]:
@@ -235,6 +224,7 @@ PIECES = [
     *("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>", "```json\n", "```"),
     *("<|tool_call>call:now", "<tool_call|>", '<|"|>', "<|tool_call_start|>", "<|tool_call_end|>", "[now()]"),
     *('{"name": "now", ', '"arguments": {}}', '"parameters": {}}', "{", "}", "[", "]", '"', "\\", ":", ",", "\n", " "),
+    *("\n", "```json\n", "<tools>", "</tools>", "[", '{"name": "now", "arguments": {}}', '{"name": "then", "a": {}}'),
     *('{"name": "now", "arguments": {"a": 1}}', "{}", "<", "; ", "é", "\U0001f600"),
 ]
 

@@ -138,6 +138,15 @@ def test_an_open_server_is_told_of(started: list[Any]) -> None:
     assert done.exit_code == 0 and "no --api-key" not in done.output
 
 
+def test_ollamas_port(started: list[Any]) -> None:
+    for more in ([], ["--port", "11434"]):
+        done = RUNNER.invoke(app, ["serve", "bundled", "--ollama", *more])
+        assert done.exit_code == 0, done.output
+        assert started.pop()["options"].port == 11434
+    done = RUNNER.invoke(app, ["serve", "bundled", "--ollama", "--port", "9000"])
+    assert done.exit_code == 2 and "--ollama takes port 11434, but --port is 9000" in done.output
+
+
 def test_a_port_that_is_taken(started: list[Any]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         done = RUNNER.invoke(app, ["serve", "bundled", "--port", str(other.getsockname()[1])])

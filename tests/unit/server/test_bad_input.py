@@ -65,7 +65,11 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str | None]] = {
     "a field of others": (COMPLETIONS, {"prompt": "a", "use_beam_search": True}, "use_beam_search"),
     "a schema": (CHAT, {**TALK, "response_format": {"type": "xml"}}, "response_format"),
     "blanks": (CHAT, {**TALK, "spaces_between_special_tokens": False}, "spaces_between_special_tokens"),
-    "an effort that the template does not read": (CHAT, {**TALK, "reasoning_effort": "low"}, "reasoning_effort"),
+    "a tool that the server would have to run": (
+        CHAT,
+        {**TALK, "tools": [{"type": "mcp"}], "tool_choice": {"type": "mcp", "server_label": "a"}},
+        "tool_choice",
+    ),
     "drafts without a stream": (CHAT, {**TALK, "stream_options": {"include_drafts": True}}, "stream_options"),
     "odd stream options": (CHAT, {**TALK, "stream": True, "stream_options": {"all": True}}, "stream_options"),
     "a template's function's option": (

@@ -3,87 +3,29 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence as Seq
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import openai
 import pytest
-import torch
 
-from doubles import FakeModel, adversaries
 from family_answers import CALLS, CASES, TOOLS, Case
-from forerun import LLM
 from forerun.engine.text import Detokenizer, TokenTexts
 from forerun.errors import ConfigError
 from forerun.server.kept_responses import KeptResponses
 from forerun.server.protocol.bodies import validated
 from forerun.server.protocol.responses_api import ResponseBody
-from serving import LIMIT, NAME, serving
-from small_tokenizers import END, byte_level, ids_of
-
-SPECIAL = {
-    "harmony": ["<|channel|>", "<|message|>", "<|end|>", "<|start|>", "<|constrain|>", "<|call|>"],
-    "mistral": ["[TOOL_CALLS]", "[ARGS]", "[THINK]", "[/THINK]", "[INST]", "[/INST]"],
-}
-TALK: dict[str, Any] = {"messages": [{"role": "user", "content": "hello"}], "temperature": 0}
-
-
-class Writer(FakeModel):
-    """Writes one text, wherever it is not held to another."""
-
-    def __init__(self, script: Seq[int], vocab_size: int, end: int) -> None:
-        super().__init__(vocab_size, order=len(script), num_contexts=len(script), eos_token_ids=[end])
-        self.script = [*script]
-        self.table[torch.arange(len(script)), torch.tensor(script)] = 60.0
-
-    def slot(self, path: Seq[int]) -> int:
-        lengths = range(min(len(path), len(self.script) - 1), 0, -1)
-        return next((size for size in lengths if [*path[-size:]] == self.script[:size]), 0)
-
-
-def tokenizer_of(name: str, case: Case) -> Any:
-    made = byte_level()
-    made.add_special_tokens({"additional_special_tokens": SPECIAL.get(name, [])})
-    calls = "{% for call in message.tool_calls or [] %}{{ call.function.name }}{% endfor %}"
-    said = f"{{% for message in messages %}}{{{{ message.content }}}}{calls}{{% endfor %}}"
-    said += "{% for tool in tools or [] %}{{ tool.function.name }};{% endfor %}"
-    made.chat_template = f"{{# {case.written} #}}{said}{{{{ {json.dumps(case.prompt)} }}}}"
-    return made
-
-
-@contextmanager
-def written(name: str, text: str | None = None, **options: Any) -> Iterator[httpx.Client]:
-    """A client of a server whose model writes the answer of a family."""
-    case = CASES[name]
-    tokenizer = tokenizer_of(name, case)
-    ids = tokenizer(text or case.text, add_special_tokens=False)["input_ids"]
-    end = ids_of(tokenizer, END)
-    model: Any = Writer([*ids, *end], len(tokenizer), end[0])
-    llm = LLM(model, adversaries({}, len(tokenizer))["random"], tokenizer=tokenizer, num_draft_tokens=3)
-    with serving(llm, **options) as served, httpx.Client(base_url=served.url, timeout=LIMIT) as client:
-        yield client
+from serving import LIMIT, NAME
+from small_tokenizers import ids_of
+from written_answers import TALK, answered, called, tokenizer_of, written
 
 
 @pytest.fixture(scope="module", params=["hermes, thinking begun by the prompt", "hermes", "harmony", "mistral"])
 def family(request: pytest.FixtureRequest) -> Iterator[tuple[Case, httpx.Client]]:
     with written(request.param) as client:
         yield CASES[request.param], client
-
-
-def answered(client: httpx.Client, path: str = "/v1/chat/completions", **fields: Any) -> Any:
-    response = client.post(path, json={**TALK, **fields})
-    assert response.status_code == 200, response.text
-    if not fields.get("stream"):
-        return response.json()
-    data = [line.removeprefix("data: ") for line in response.text.splitlines() if line.startswith("data: ")]
-    return [json.loads(each) for each in data if each != "[DONE]"]
-
-
-def called(calls: list[dict[str, Any]]) -> list[tuple[str, Any]]:
-    return [(call["function"]["name"], json.loads(call["function"]["arguments"])) for call in calls]
 
 
 @pytest.mark.parametrize("speculative", [True, False])
@@ -274,6 +216,53 @@ def test_forced_calls(name: str) -> None:
         assert [block["name"] for block in body["content"]] == ["weather"] and body["stop_reason"] == "tool_use"
 
 
+@pytest.mark.parametrize("name", sorted({*CASES} - {"thinking"}))
+def test_a_forced_call_begins_at_once(name: str) -> None:
+    """The model wants to say a lot first. It may think, but no longer than its budget."""
+    pytest.importorskip("llguidance")
+    chosen = {"city": {"enum": ["a", "b"]}, "days": {"enum": ["1", "2"]}}
+    tools = [{"name": "weather", "input_schema": EMPTY | {"properties": chosen, "required": [*chosen]}}]
+    with written(name, "hello world! " * 20) as client:
+        fields: dict[str, Any] = {"tools": tools, "tool_choice": {"type": "any", "disable_parallel_tool_use": True}}
+        fields |= {"max_tokens": 500, "thinking": {"type": "enabled", "budget_tokens": 50}}
+        answers = []
+        for speculative in (True, False):
+            body = answered(client, "/v1/messages", speculative=speculative, **fields)
+            *thoughts, use = body["content"]
+            assert body["stop_reason"] == "tool_use" and use["name"] == "weather" and {*use["input"]} == {*chosen}
+            answers.append([[each["thinking"] for each in thoughts], use["input"]])
+            events = answered(client, "/v1/messages", speculative=speculative, stream=True, **fields)
+            pieces = [event["delta"] for event in events if event["type"] == "content_block_delta"]
+            assert not any("text" in piece for piece in pieces)
+            thought, call = ("".join(each.get(key, "") for each in pieces) for key in ("thinking", "partial_json"))
+            answers.append([[thought] if thought else [], json.loads(call)])
+        assert all(each == answers[0] for each in answers)
+        assert len(answers[0][0]) >= CASES[name].prompt.endswith(("<think>\n", "<think>"))
+        assert all(100 < len(each) <= 150 for each in answers[0][0])
+
+
+def test_calls_beside_the_format() -> None:
+    """In fences, twice, with text around: the same with and without drafts, whole and streamed; not of other tools."""
+    call = '```json\n{\n  "name": "weather",\n  "arguments": {"city": "a", "days": 1}\n}\n```'
+    other = call.replace("weather", "whether")
+    with written("hermes", f"Two:\n{call}\n\n{call}\nDone.\n{other}") as client:
+        for speculative in (True, False):
+            fields = {"tools": FUNCTIONS, "max_tokens": 300, "speculative": speculative}
+            (choice,) = answered(client, **fields)["choices"]
+            assert choice["finish_reason"] == "tool_calls"
+            assert called(choice["message"]["tool_calls"]) == [("weather", {"city": "a", "days": 1})] * 2
+            assert choice["message"]["content"] == f"Two:\nDone.\n{other}"
+            deltas = [event["choices"][0]["delta"] for event in answered(client, stream=True, **fields)]
+            assert "".join(each["content"] for each in deltas) == choice["message"]["content"]
+            names = [call["function"].get("name") for each in deltas for call in each.get("tool_calls", ())]
+            assert [name for name in names if name] == ["weather", "weather"]
+            for more in ({"tools": None}, {"tool_choice": "none"}):
+                assert "tool_calls" not in answered(client, **{**fields, **more})["choices"][0]["message"]
+        tools = [{"name": each["name"], "input_schema": each["parameters"]} for each in (WEATHER,)]
+        blocks = answered(client, "/v1/messages", tools=tools, max_tokens=300)["content"]
+        assert [block["type"] for block in blocks] == ["text", "tool_use", "tool_use"]
+
+
 def test_strict_calls() -> None:
     """The model writes arguments that the schema does not know; without a call, it may say what it likes."""
     pytest.importorskip("llguidance")
@@ -287,7 +276,7 @@ def test_strict_calls() -> None:
         assert texts[0] == {"town": "a", "days": 1} and texts[1] == texts[2] and [*texts[1]] == ["city", "days"]
     with written("hermes", "hello world!") as client:
         assert answered(client, tools=strict, max_tokens=99)["choices"][0]["message"]["content"] == "hello world!"
-    with written("gemma4") as client:
+    with written("llama3") as client:  # whose calls begin like any JSON
         refused = client.post("/v1/chat/completions", json={**TALK, "tools": strict})
         assert refused.status_code == 400 and refused.json()["error"]["param"] == "tools"
 

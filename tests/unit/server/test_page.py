@@ -21,7 +21,7 @@ def test_the_files_are_served(http: httpx.Client) -> None:
         ("/page.css", "page.css", "text/css"),
         ("/page.js", "page.js", "javascript"),
     ):
-        found = http.get(path, params={"name": "../app.py"})
+        found = http.get(path, params={"name": "../app.py"}, headers={"accept": "text/html,*/*;q=0.8"})
         assert found.content == (FOLDER / name).read_bytes() and kind in found.headers["content-type"]
         assert "default-src 'self'" in found.headers["content-security-policy"]
 

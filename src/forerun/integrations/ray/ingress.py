@@ -28,6 +28,7 @@ SESSION_HEADER = b"x-session-id"
 _FORWARDED = (b"content-type", b"accept")
 _MOST_REPLICAS = 3
 """Replicas that a request is sent to, one after another as they end: the request may be the cause."""
+_STREAMS = (b"text/event-stream", b"application/x-ndjson")
 _START_TIMEOUT = 30.0
 """Seconds in which a replica must show that it computes a request; none does while all are restarting."""
 _SUMMARY_TIMEOUT = 5.0
@@ -157,7 +158,7 @@ class _Relay:
                         f"status {message['status']}. Send the request again."
                     )
                 self.head = message  # held back until there is a body, so that a failure until then has its own status
-                self.streams = dict(message["headers"]).get(b"content-type", b"").startswith(b"text/event-stream")
+                self.streams = dict(message["headers"]).get(b"content-type", b"").startswith(_STREAMS)
             else:
                 if not self.begun:
                     assert self.head is not None

@@ -17,7 +17,7 @@ _KEEP_ALIVE_AFTER = 5.0
 """Seconds without an answer after which a replica shows that it computes the request."""
 _ABORT_TIMEOUT = 1.0
 """Seconds in which an abandoned request may end by itself."""
-_EVENT = (b"data:", b"event:")
+_EVENT = (b"data:", b"event:", b"{")
 
 
 class Replica:

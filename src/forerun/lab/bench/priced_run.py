@@ -214,11 +214,12 @@ class Setting:
         followed: set[Tokens] = set()
 
         def seconds(outcome: DraftOutcome) -> float:
-            k = outcome.num_draft_tokens
+            is_asked = outcome.num_draft_tokens > 0
+            made = max(len(outcome.draft), 1) if is_asked else 0  # as choosers learn it: chains may end early
             sequence = outcome.sequence
-            lag = 0 if not k or sequence in followed else len(sequence.token_ids)
-            followed.update([sequence] * bool(k))
-            return table[k] + self.costs.follow(min(lag, drafter.traits.follows or lag))
+            lag = 0 if not is_asked or sequence in followed else len(sequence.token_ids)
+            followed.update([sequence] * is_asked)
+            return table[made] + self.costs.follow(min(lag, drafter.traits.follows or lag))
 
         return seconds
 

@@ -256,6 +256,7 @@ def _load(
         model.adapter = None if adapter is None else str(adapter)
         model.recommended_sampling = MappingProxyType(_recommended(source))
         model.published_name = source.published_name()
+        model.architecture = config.model_type
         model.mask_token = source.mask_token(config)
         if adapter is None:
             model.packed_weights = source.packed_weights(spec)

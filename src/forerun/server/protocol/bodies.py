@@ -1,12 +1,14 @@
-"""Models of what bodies share: sampling, drafting, grammars, and what is accepted without effect.
+"""Models of what bodies share: sampling, drafting and grammars.
 
-A null field counts as left out. Every other field is applied, or refused by name.
+A null field counts as left out. Every other field is applied, or has no effect and is in `without_effect.py`, or is
+refused by name.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Annotated, Any, Literal, NotRequired, TypeVar
 
@@ -17,6 +19,7 @@ from typing_extensions import TypedDict
 from forerun.config import MAX_NUM_DRAFT_TOKENS, MAX_TOP_LOGPROBS, NO_DRAFTER, Grammar, SamplingParams
 from forerun.drafters.parse_text import split_spec
 from forerun.errors import GrammarError, RequestBodyError, SamplingError
+from forerun.server.protocol.without_effect import WITHOUT_EFFECT
 from forerun.utils.fields import described
 from forerun.utils.habits import hint
 from forerun.utils.json_file import described_value
@@ -30,32 +33,6 @@ _MOST_BRACKETS, _MOST_VALUES = 1 << 18, 100_000
 _MOST_STOPS = 256
 _LARGEST_BIAS = 100
 """As OpenAI's."""
-LABELS = (
-    "user",
-    "metadata",
-    "store",
-    "service_tier",
-    "safety_identifier",
-    "prompt_cache_key",
-    "prompt_cache_retention",
-    "parallel_tool_calls",
-)
-"""Fields that cannot change the text. They are accepted without effect."""
-WITHOUT_EFFECT: Mapping[str, tuple[Any, ...]] = {
-    "modalities": (["text"],),
-    "tools": ([],),
-    "tool_choice": ("none",),
-    "functions": ([],),
-    "function_call": ("none", "auto"),
-    "suffix": ("",),
-    "spaces_between_special_tokens": (True,),
-    "use_beam_search": (False,),
-    "verbosity": ("medium",),
-    "background": (False,),
-    "truncation": ("disabled",),
-    "stream_options": ({"include_obfuscation": False}, {}),
-}
-"""Unsupported fields, and their values that have no effect."""
 SAME_NAMES = (
     *("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"),
     *("logit_bias", "min_tokens", "stop", "stop_token_ids", "ignore_eos", "seed", "n", "priority"),
@@ -74,31 +51,49 @@ TopLogprobs = Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)]
 
 
 class BodyPart(BaseModel):
-    """An object inside a body."""
-
-    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
-
-
-class Body(BaseModel):
-    """A body."""
+    """An object of a body, or a body."""
 
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
+
+    def others(self, path: str = "") -> Iterator[tuple[str, Any]]:
+        """Yield the fields that are none of the model's, or of objects in it, by their path, and their values."""
+        for name, value in (self.model_extra or {}).items():
+            if value is not None:
+                yield path + name, value
+        for name in type(self).model_fields:
+            if isinstance(part := getattr(self, name), BodyPart):
+                yield from part.others(f"{path}{name}.")
+
+
+class Body(BodyPart):
+    """A body."""
 
     model: str | None = None
 
     def check_others(self) -> None:
         """Raise RequestBodyError for a field that is none of the model's, and that would have an effect."""
-        for name, value in (self.model_extra or {}).items():
-            if value is None or name in LABELS:
-                continue
-            shown = ascii(name[:60])[1:-1]
-            if name not in WITHOUT_EFFECT:
-                known = sorted({*type(self).model_fields, *WITHOUT_EFFECT, *LABELS})
-                remedy = hint(name, known, repr, sentences=False) or "Leave it out."
-                raise RequestBodyError(f"{shown} is not supported: it would be ignored. {remedy}", shown)
-            if not any(value == each and type(value) is type(each) for each in WITHOUT_EFFECT[name]):
-                values = " or ".join(map(repr, WITHOUT_EFFECT[name]))
-                raise RequestBodyError(f"{name} is not supported, other than {values}. Leave it out.", name)
+        for path, value in self.others():
+            shown = ascii(path[:60])[1:-1]
+            param = shown.partition(".")[0]
+            if path not in WITHOUT_EFFECT:
+                known = sorted({*type(self).model_fields, *WITHOUT_EFFECT})
+                remedy = None if "." in path else hint(path, known, repr, sentences=False)
+                raise RequestBodyError(
+                    f"{shown} is not supported: {described_value(value)} would be ignored. {remedy or 'Leave it out.'}",
+                    param,
+                )
+            reason, values, _ = WITHOUT_EFFECT[path]
+            if values is not None and not any(value == each and type(value) is type(each) for each in values):
+                raise RequestBodyError(
+                    f"{path} is not supported, other than {' or '.join(map(repr, values))}: {_shown(value)} would be "
+                    f"ignored, since {reason}. Leave it out.",
+                    param,
+                )
+
+    @property
+    def ignored(self) -> tuple[str, ...]:
+        """Return the fields that are taken without effect, and are told."""
+        return tuple(path for path, _ in self.others() if WITHOUT_EFFECT[path].is_told)
 
 
 def validated(model: type[B], content: object) -> B:
@@ -124,6 +119,7 @@ def validated(model: type[B], content: object) -> B:
 _WORDS = {"string": "a string", "bool": "true or false", "list": "a list", "int": "a whole number", "float": "a number"}
 _WORDS |= {"dict": "an object", "model": "an object", "missing": "given"}
 _ANY_LENGTH = 2**62
+_NAME = re.compile(r"[\w.:-]{1,60}", re.ASCII)
 
 
 def _refusal(error: ValidationError, model: type[Body]) -> RequestBodyError:
@@ -158,13 +154,17 @@ def _refusal(error: ValidationError, model: type[Body]) -> RequestBodyError:
             return RequestBodyError(str(refused), name)
     expected = model.model_fields[name].description
     path = name if expected else ascii(".".join(map(str, place))[:100])[1:-1]
-    if kind == "extra_forbidden" and not expected:
-        return RequestBodyError(f"{path} is not supported: it would be ignored. Leave it out.", name)
     if expected and (entry := next((each for each in place if isinstance(each, int)), None)) is not None:
         return RequestBodyError(f"{name} is wrong at entry {entry}: it must be {expected}. Correct it.", name)
     expected = expected or _WORDS.get(kind.removesuffix("_type"), message.removeprefix("Input should be "))
-    found = "missing; it" if kind == "missing" else f"{described_value(value)}, but"
+    found = _shown(value) if kind == "literal_error" else described_value(value)
+    found = "missing; it" if kind == "missing" else f"{found}, but"
     return RequestBodyError(f"{path} is {found} must be {expected}. Correct it, or leave it out.", name)
+
+
+def _shown(value: object) -> str:
+    """Describe the value of a field of few values: itself, if it may be a name."""
+    return repr(value) if isinstance(value, str) and _NAME.fullmatch(value) else described_value(value)
 
 
 def _read_large(content: bytes) -> object:

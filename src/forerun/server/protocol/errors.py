@@ -1,4 +1,4 @@
-"""Conversion of exceptions into OpenAI's error bodies with HTTP statuses."""
+"""Conversion of exceptions into error bodies of each API with HTTP statuses."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ from forerun.errors import (
     RequestBodyError,
     RequestTimeoutError,
 )
+from forerun.server.protocol.requests import MESSAGES_URL
 
+OLLAMA_PATHS = "/api/"
+"""The beginning of paths that answer as Ollama does."""
 _KINDS: tuple[tuple[type[ForerunError], int, str], ...] = (
     (PromptError, 400, "invalid_request_error"),
     (ConfigError, 400, "invalid_request_error"),
@@ -47,9 +50,16 @@ def error_response(error: BaseException) -> tuple[int, dict[str, Any]]:
     )
 
 
+def error_at(path: str, body: dict[str, Any]) -> dict[str, Any]:
+    """Return OpenAI's error body in the form of the API that a path belongs to."""
+    if path.startswith(OLLAMA_PATHS):
+        return {"error": body["error"]["message"]}
+    return {"type": "error", **body} if path.startswith(MESSAGES_URL) else body
+
+
 def failure_fields(error: BaseException) -> dict[str, str]:
-    """Return what the log tells of an exception: its type, and the field of the body that it names."""
-    param = getattr(error, "param", None)
+    """Return what the log tells of an exception: its type, and the field that it names, of what is refused the body."""
+    param = getattr(error, "param", None) or ("body" if error_response(error)[0] == 400 else None)
     return {"error": type(error).__name__} | ({} if param is None else {"param": str(param)[:200]})
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence as Seq
+from collections.abc import Callable, Iterator, Mapping, Sequence as Seq
 from typing import Annotated, Any, Literal, NotRequired
 
-from pydantic import Field
+from pydantic import Field, WrapValidator
 from typing_extensions import TypedDict
 
 from forerun.chat.forced_calls import Forced, chat_tools
@@ -28,6 +28,7 @@ from forerun.server.protocol.bodies import (
     grammar_of,
 )
 from forerun.server.protocol.requests import MESSAGES_URL, CompletionRequest, with_effort
+from forerun.server.protocol.without_effect import check_choice, ignored_tools, offered_tools, take_tool
 
 
 class ThinkingBlock(TypedDict):
@@ -75,6 +76,13 @@ class CustomTool(TypedDict):
     strict: NotRequired[bool]
 
 
+def _take(tool: Any, check: Callable[[Any], Any]) -> Any:
+    """Return a tool as `take_tool`, but of the type custom only with a schema."""
+    if isinstance(tool, Mapping) and tool.get("type") == "custom":
+        check(tool)
+    return take_tool(tool, check)
+
+
 class ToolChoice(BodyPart):
     """Whether the model may call functions, or must; name: of the one that it must."""
 
@@ -84,7 +92,8 @@ class ToolChoice(BodyPart):
 
 
 class Thinking(BodyPart):
-    """Whether the model thinks, where its chat template can switch it. A budget is not held to."""
+    """Whether the model thinks, where its chat template can switch it. A budget is held to before a call that is
+    required."""
 
     type: Literal["enabled", "adaptive", "disabled"]
     budget_tokens: Count | None = None
@@ -108,7 +117,7 @@ class MessagesBody(GenerationBody):
     n: None = Field(None, description="left out, since there is one answer")
     max_tokens: Count | None = None
     stop_sequences: Strings | None = None
-    tools: Annotated[list[CustomTool], Field(fail_fast=True)] | None = None
+    tools: Annotated[list[Annotated[CustomTool, WrapValidator(_take)]], Field(fail_fast=True)] | None = None
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
@@ -123,7 +132,12 @@ class MessagesBody(GenerationBody):
         choice = self.tool_choice or ToolChoice(type="auto")
         if (choice.type == "tool") != (choice.name is not None):
             raise RequestBodyError("tool_choice has a name if its type is 'tool'. Correct it.", param="tool_choice")
-        tools = () if choice.type == "none" else chat_tools(self.tools, "input_schema")
+        if choice.name is not None:
+            check_choice(next((tool for tool in self.tools or () if tool.get("name") == choice.name), None))
+        tools = () if choice.type == "none" else chat_tools(offered_tools(self.tools), "input_schema")
+        budget = None if self.thinking is None else self.thinking.budget_tokens
+        forced = Forced.by(choice.type, choice.name, tools, params.grammar, budget)
+        not_held = budget is not None and not (forced and forced.is_required)
         return CompletionRequest(
             MESSAGES_URL,
             self.model,
@@ -134,7 +148,8 @@ class MessagesBody(GenerationBody):
             ending=self._ending(),
             tools=tools,
             one_call=choice.disable_parallel_tool_use,
-            forced=Forced.by(choice.type, choice.name, tools, params.grammar),
+            forced=forced,
+            ignored=(*self.ignored, *ignored_tools(self.tools), *(["thinking.budget_tokens"] if not_held else [])),
         )
 
     def _template_options(self) -> dict[str, Any]:
@@ -158,8 +173,8 @@ class CountBody(MessagesBody):
 
     def answer(self, service: Any) -> dict[str, Any]:
         """Return the number of the prompt's tokens. Raises RequestBodyError."""
-        tools = {"tools": [*chat_tools(self.tools, "input_schema")]} if self.tools else {}
-        options = self._template_options() | self._ending() | tools
+        tools = chat_tools(offered_tools(self.tools), "input_schema")
+        options = self._template_options() | self._ending() | ({"tools": [*tools]} if tools else {})
         target = service.llm.target
         try:
             ids = encode(self._chat(), service.llm.tokenizer, target.name, options, model=target)

@@ -6,10 +6,11 @@ from collections.abc import Callable, Hashable, Mapping, Sequence as Seq
 from dataclasses import dataclass, field as dataclass_field, replace
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, WrapValidator
+from pydantic import BeforeValidator, Field, WrapValidator
 from typing_extensions import TypedDict
 
 from forerun.chat.forced_calls import Forced
+from forerun.chat.infill import Infill
 from forerun.chat.messages import read_calls
 from forerun.chat.response_format import CALL, REASONING, ResponseFormat
 from forerun.chat.response_parser import ResponseParser
@@ -34,10 +35,21 @@ from forerun.server.protocol.bodies import (
     validated,
 )
 from forerun.server.protocol.model_texts import ModelTexts
+from forerun.server.protocol.without_effect import check_choice, ignored_tools, offered_tools, take_tool
 
 CHAT_URL = "/v1/chat/completions"
 COMPLETIONS_URL = "/v1/completions"
 MESSAGES_URL = "/v1/messages"
+OLLAMA_GENERATE_URL = "/api/generate"
+OLLAMA_CHAT_URL = "/api/chat"
+INFILL_URL = "/infill"
+_EFFORTS = {
+    CHAT_URL: "reasoning_effort",
+    MESSAGES_URL: "output_config.effort",
+    OLLAMA_GENERATE_URL: "think",
+    OLLAMA_CHAT_URL: "think",
+}
+"""The field of bodies that says how much the model thinks."""
 DEFAULT_COMPLETION_TOKENS = 16
 """max_tokens of a completion that does not say, as OpenAI's. Of a chat it is what the context holds."""
 _OF_RENDERING = frozenset(
@@ -80,6 +92,22 @@ class Returned:
     names_by_id: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class TextLimits:
+    """Where an answer ends by its text.
+
+    Attributes:
+        indent: before a line with fewer blanks before its text; 0: at none.
+        seconds: at the first end of a line after so much time since its first token; 0: at none.
+    """
+
+    indent: int = 0
+    seconds: float = 0.0
+
+    def __bool__(self) -> bool:
+        return bool(self.indent or self.seconds)
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class CompletionRequest:
     """A request for answers.
@@ -87,7 +115,8 @@ class CompletionRequest:
     Attributes:
         url: of the endpoint: the form of prompts and answers.
         model: its name in the body; None without one.
-        prompts: a chat has one, its messages; completions may have several, each with choices of its own.
+        prompts: a chat has one, its messages; completions may have several, each with choices of its own. Without any,
+            nothing is computed.
         params: options of each prompt.
         prompt_field: the field of the body that holds the prompts.
         echo: the answer begins with the prompt; that of a chat with its last message, if it is the assistant's.
@@ -105,6 +134,8 @@ class CompletionRequest:
         tools: functions that the model may call.
         one_call: an answer has one call at most.
         forced: calls that must be made, or must follow their schemas.
+        limits: where the answer ends by its text.
+        ignored: fields of the body, and kinds of tools, that have no effect.
     """
 
     url: str
@@ -127,6 +158,20 @@ class CompletionRequest:
     tools: Seq[Any] = ()
     one_call: bool = False
     forced: Forced | None = None
+    limits: TextLimits = TextLimits()
+    ignored: Seq[str] = ()
+
+    @property
+    def is_chat(self) -> bool:
+        """Return whether the prompt is messages, whose answer may hold thinking and calls."""
+        first: Any = self.prompts[0]
+        return isinstance(first, list) and bool(first) and isinstance(first[0], Mapping)
+
+    def unread_by(self, tokenizer: Any) -> list[str]:
+        """Return what was ignored, with an effort that the model's chat template does not read."""
+        is_read = "reasoning_effort" in str(getattr(tokenizer, "chat_template", ""))
+        is_given = "reasoning_effort" in self.template_options
+        return [*self.ignored, *([_EFFORTS.get(self.url, "reasoning.effort")] if is_given and not is_read else [])]
 
     def requests(self, llm: LLM, texts: ModelTexts, flow: Hashable = None) -> list[Request]:
         """Return the engine's request of each prompt, which is tokenized and checked.
@@ -140,10 +185,10 @@ class CompletionRequest:
                 forces its calls.
             SamplingError, DeviceError: as `LLM.requests`.
         """
-        check_template_options(self.template_options, llm.tokenizer)
+        check_template_options(self.template_options)
         options = {**self.template_options, **self.ending, **({"tools": [*self.tools]} if self.tools else {})}
         form = self.response_format(texts)
-        chat: Any = () if self.url == COMPLETIONS_URL else self.prompts[0]
+        chat: Any = self.prompts[0] if self.is_chat else ()
         has_calls = self.tools or any(message.get("tool_calls") or message.get("role") == "tool" for message in chat)
         if has_calls and not texts.carry_calls:
             param = "tools" if self.tools else self.prompt_field
@@ -155,33 +200,43 @@ class CompletionRequest:
         params = self.params
         try:
             encoded = self._encoded(llm, options)
-            prompts = [ids[-self._most_kept(llm) :] for ids in encoded]
+            prompts = [each if isinstance(each, Infill) else each[-self._most_kept(llm) :] for each in encoded]
             if self.forced is not None:
-                assert form is not None  # it carries calls
+                assert form is not None
+                assert not isinstance(prompts[0], Infill)
                 kind = self.parser(form, texts, prompts[0], "").kind
                 if kind == CALL:
                     raise PromptError("The last message begins a call, which tool_choice cannot force. Leave it out.")
                 thinks = kind == REASONING
-                grammar = self.forced.grammar(form, self.tools, llm.engine.grammars, thinks, self.one_call)
+                grammars = llm.engine.grammars
+                most = params.max_tokens
+                grammar = self.forced.grammar(form, self.tools, grammars, thinks, self.one_call, most)
                 params = replace(params, grammar=grammar)
-            made = llm.requests(prompts, params, stream=self.stream, flow=flow)
+            made = llm.requests(prompts, params, stream=self.stream or bool(self.limits), flow=flow)
         except PromptError as error:
             code = "context_length_exceeded" if isinstance(error, ContextLengthError) else None
             raise RequestBodyError(str(error), self.prompt_field, code) from None
         except GrammarError as error:
             raise RequestBodyError(str(error), params.grammar.field if params.grammar else None) from None
         marks = texts.marks(form)
-        cut = [len(ids) - len(each.prompt_token_ids) for ids, each in zip(encoded, made, strict=True)]
+        cut = [
+            0 if isinstance(given, Infill) else len(given) - len(each.prompt_token_ids)
+            for given, each in zip(encoded, made, strict=True)
+        ]
         return [
             replace(each, marks={**each.marks, **marks}, num_cut=num_cut)
             for each, num_cut in zip(made, cut, strict=True)
         ]
 
-    def _encoded(self, llm: LLM, options: Mapping[str, Any]) -> list[list[int]]:
-        """Return the token ids of each prompt. Raises PromptError."""
+    def _encoded(self, llm: LLM, options: Mapping[str, Any]) -> list[list[int] | Infill]:
+        """Return the token ids of each prompt; those of `Infill` as they are. Raises PromptError."""
         model = llm.target if self.truncate is None else None  # what is cut may be too long
-        found = []
+        found: list[list[int] | Infill] = []
         for index, prompt in enumerate(self.prompts):
+            if isinstance(prompt, Infill):
+                _check_infill(llm, "suffix" if self.url == COMPLETIONS_URL else self.prompt_field)
+                found.append(prompt)
+                continue
             with naming_prompt(index, len(self.prompts)):
                 found.append(encode(prompt, llm.tokenizer, llm.target.name, options, special=self.special, model=model))
         return found
@@ -208,26 +263,38 @@ class CompletionRequest:
         last = chat[-1] if self.ending.get("continue_final_message") else None
         end = texts.prompt_end(token_ids, 0 if last is None else 4 * len(str(last)))
         thinks = last is not None and not last.get("content")
-        return ResponseParser(form, end, self.tools, name, one_call=self.one_call, goes_on_thinking=thinks)
+        return ResponseParser(
+            form,
+            end,
+            self.tools,
+            name,
+            one_call=self.one_call,
+            goes_on_thinking=thinks,
+            is_loose=self.forced is None,  # what is forced or held to a schema is so in the model's own format alone
+        )
 
     def response_format(self, texts: ModelTexts) -> ResponseFormat | None:
         """Return the format by which the answer is parsed; None if all of it is text: so is what a grammar of the
         request's own has made, whatever the prompt opens."""
-        if self.url == COMPLETIONS_URL or (self.params.grammar is not None and self.forced is None):
+        if not self.is_chat or (self.params.grammar is not None and self.forced is None):
             return None
         return texts.response_format(has_tools=bool(self.tools))
 
 
-def check_template_options(options: Mapping[str, Any], tokenizer: Any) -> None:
-    """Raise RequestBodyError if an option is a parameter of `apply_chat_template`, or an effort that is not read."""
+def _check_infill(llm: LLM, param: str) -> None:
+    """Raise RequestBodyError, of a field of the body, if the model cannot fill in the middle."""
+    try:
+        _ = llm.infill_format
+    except PromptError as error:
+        raise RequestBodyError(str(error), param) from None
+
+
+def check_template_options(options: Mapping[str, Any]) -> None:
+    """Raise RequestBodyError if an option is a parameter of `apply_chat_template`."""
     if wrong := next((option for option in options if option in _OF_RENDERING), None):
         raise RequestBodyError(
             f"chat_template_kwargs sets {wrong!r}, which is no option of a template. Leave it out.",
             param="chat_template_kwargs",
-        )
-    if "reasoning_effort" in options and "reasoning_effort" not in str(getattr(tokenizer, "chat_template", "")):
-        raise RequestBodyError(
-            "reasoning_effort is not read by the model's chat template. Leave it out.", param="reasoning_effort"
         )
 
 
@@ -292,9 +359,7 @@ class Tool(TypedDict):
     function: Function
 
 
-# it stays as it is, since the order of its keys is that of the prompt
-CheckedTool = Annotated[Tool, WrapValidator(lambda tool, check: check(tool) and tool)]
-Tools = Annotated[list[CheckedTool], Field(fail_fast=True)]
+Tools = Annotated[list[Annotated[Tool, WrapValidator(take_tool)]], Field(fail_fast=True)]
 
 
 class ChosenName(BodyPart):
@@ -331,9 +396,11 @@ class ChatBody(CompletionOptions):
     add_generation_prompt: bool | None = None
     reasoning_effort: str | None = None
     tools: Tools | None = None
-    tool_choice: Literal["auto", "none", "required"] | ChosenTool | None = Field(
-        None,
-        description='\'auto\', \'none\', \'required\', or {"type": "function", "function": {"name": ...}}',
+    tool_choice: Annotated[Literal["auto", "none", "required"] | ChosenTool | None, BeforeValidator(check_choice)] = (
+        Field(
+            None,
+            description='\'auto\', \'none\', \'required\', or {"type": "function", "function": {"name": ...}}',
+        )
     )
     parallel_tool_calls: bool | None = None
 
@@ -362,7 +429,7 @@ class ChatBody(CompletionOptions):
         choice = self.tool_choice
         if choice not in (None, "none") and self.tools is None:
             raise RequestBodyError("tool_choice needs tools. Give them, or leave it out.", param="tool_choice")
-        tools = () if self.tool_choice == "none" else tuple(self.tools or ())
+        tools = () if self.tool_choice == "none" else tuple(offered_tools(self.tools))
         name = choice.function.name if isinstance(choice, ChosenTool) else None
         return CompletionRequest(
             CHAT_URL,
@@ -375,6 +442,7 @@ class ChatBody(CompletionOptions):
             tools=tools,
             one_call=self.parallel_tool_calls is False,
             forced=Forced.by(choice if isinstance(choice, str) else None, name, tools, params.grammar),
+            ignored=(*self.ignored, *ignored_tools(self.tools)),
         )
 
     def _ending(self) -> dict[str, bool]:
@@ -405,6 +473,7 @@ class CompletionBody(CompletionOptions):
         description="a string, a list of strings, a list of token ids or a list of such lists, and not empty",
         union_mode="left_to_right",
     )
+    suffix: str | None = None
     max_tokens: Annotated[int, Field(ge=0)] | None = Field(None, description="a whole number of 1 or more")
     best_of: Count | None = None
     logprobs: TopLogprobs | None = Field(
@@ -436,12 +505,24 @@ class CompletionBody(CompletionOptions):
         return CompletionRequest(
             COMPLETIONS_URL,
             self.model,
-            [prompts] if alone else prompts,
+            self._with_suffix([prompts] if alone else prompts),
             params,
             "prompt",
             **self.common(),
             only_prompt=self.max_tokens == 0,
+            ignored=self.ignored,
         )
+
+    def _with_suffix(self, prompts: list[Any]) -> list[Any]:
+        """Return the prompts; with the suffix, if there is one. Raises RequestBodyError where that cannot be."""
+        if not self.suffix:
+            return prompts
+        if not all(isinstance(prompt, str) for prompt in prompts):
+            raise RequestBodyError("suffix needs a prompt of text, but it is token ids. Give text.", "suffix")
+        for name, free in (("echo", False), ("truncate_prompt_tokens", None), ("add_special_tokens", True)):
+            if (value := getattr(self, name)) not in (None, free):
+                raise RequestBodyError(f"{name} is {value}, which suffix does not allow. Leave one of them out.", name)
+        return [Infill(prompt, self.suffix) for prompt in prompts]
 
 
 def parse_body(url: str, content: object, context_length: int) -> CompletionRequest:

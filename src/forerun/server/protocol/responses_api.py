@@ -9,7 +9,7 @@ from functools import partial
 from itertools import chain
 from typing import Annotated, Any, Literal, NotRequired
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field, WrapValidator
 from typing_extensions import TypedDict
 
 from forerun.chat.forced_calls import Forced, chat_tools
@@ -30,6 +30,13 @@ from forerun.server.protocol.bodies import (
     grammar_of,
 )
 from forerun.server.protocol.requests import CompletionRequest, with_effort, with_read_calls
+from forerun.server.protocol.without_effect import (
+    WITHOUT_EFFECT,
+    check_choice,
+    ignored_tools,
+    offered_tools,
+    take_tool,
+)
 
 RESPONSES_URL = "/v1/responses"
 _ECHOED = ("instructions", "max_output_tokens", "metadata", "user", "safety_identifier", "prompt_cache_key")
@@ -112,10 +119,9 @@ def _cut_answer(thought: str) -> dict[str, Any]:
 
 
 class Reasoning(BodyPart):
-    """How much the model thinks, where its chat template reads it. Thoughts are given as they are, in no summary."""
+    """How much the model thinks, where its chat template reads it."""
 
     effort: str | None = None
-    summary: Literal["auto"] | None = None
 
 
 class FunctionTool(Function):
@@ -135,7 +141,11 @@ class TextOptions(BodyPart):
     """The form of the text."""
 
     format: Format | None = None
-    verbosity: Literal["medium"] | None = None
+
+
+_LOGPROBS = "message.output_text.logprobs"
+Included: Any = Literal[(_LOGPROBS, *(WITHOUT_EFFECT["include"].values or ()))]
+"""Parts of an answer that a client may ask for: one of them there is."""
 
 
 class ResponseBody(GenerationBody):
@@ -147,15 +157,15 @@ class ResponseBody(GenerationBody):
     instructions: str | None = None
     n: None = Field(None, description="left out, since there is one answer")
     max_output_tokens: Count | None = None
-    include: list[Literal["message.output_text.logprobs"]] | None = None
+    include: list[Included] | None = None
     top_logprobs: TopLogprobs | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     text: TextOptions | None = None
     reasoning: Reasoning | None = None
-    tools: Annotated[list[FunctionTool], Field(fail_fast=True)] | None = None
-    tool_choice: Literal["auto", "none", "required"] | ToolChoiceFunction | None = Field(
-        None, description="'auto', 'none', 'required', or {\"type\": \"function\", \"name\": ...}"
-    )
+    tools: Annotated[list[Annotated[FunctionTool, WrapValidator(take_tool)]], Field(fail_fast=True)] | None = None
+    tool_choice: Annotated[
+        Literal["auto", "none", "required"] | ToolChoiceFunction | None, BeforeValidator(check_choice)
+    ] = Field(None, description="'auto', 'none', 'required', or {\"type\": \"function\", \"name\": ...}")
     parallel_tool_calls: bool | None = None
     previous_response_id: str | None = None
     store: bool | None = None
@@ -171,19 +181,21 @@ class ResponseBody(GenerationBody):
         before = KeptResponse() if name is None else kept.find(name, "previous_response_id")
         items: list[Any] = [*before.input, *before.output, *given]
         keep = partial(kept.keep, items, before.item_bytes + len(json.dumps(given)))
-        if self.top_logprobs and not self.include:
-            raise RequestBodyError("top_logprobs needs include to hold its only value.", param="top_logprobs")
+        with_logprobs = _LOGPROBS in (self.include or ())
+        if self.top_logprobs and not with_logprobs:
+            raise RequestBodyError(f"top_logprobs needs include to hold {_LOGPROBS!r}. Add it.", param="top_logprobs")
         params = self.params(
             own,
             max_tokens=self.max_output_tokens or context_length,
-            logprobs=(self.top_logprobs or 0) if self.include else None,
+            logprobs=(self.top_logprobs or 0) if with_logprobs else None,
             grammar=grammar_of({"text": None if self.text is None else self.text.format}),
         )
         messages = [with_read_calls(message, "input") for message in _chat(items)]
         if self.instructions is not None:
             messages = [{"role": "system", "content": self.instructions}, *messages]
+        ignored_includes = ["include"] if set(self.include or ()) - {_LOGPROBS} else []
         choice = self.tool_choice
-        tools = () if self.tool_choice == "none" else chat_tools(self.tools)
+        tools = () if self.tool_choice == "none" else chat_tools(offered_tools(self.tools))
         tool = choice.name if isinstance(choice, ToolChoiceFunction) else None
         return CompletionRequest(
             RESPONSES_URL,
@@ -198,6 +210,7 @@ class ResponseBody(GenerationBody):
             tools=tools,
             one_call=self.parallel_tool_calls is False,
             forced=Forced.by(choice if isinstance(choice, str) else None, tool, tools, params.grammar),
+            ignored=(*self.ignored, *ignored_includes, *ignored_tools(self.tools)),
         )
 
     def _repeated(self) -> dict[str, Any]:

@@ -96,6 +96,15 @@ def mask_token_of(model: PreTrainedModel) -> int | None:
     return found
 
 
+def check_family(model: PreTrainedModel, what: str, option: str) -> None:
+    """Raise ConfigError if a draft is not of the Llama family, which alone has something. what: with its verb."""
+    refusal = llama_refusal(model.config)
+    if refusal is not None:
+        raise ConfigError(
+            f"{what} for the Llama family alone, and this draft is not of it: {refusal}. Leave {option} out."
+        )
+
+
 def set_mask_token(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, rows: PackedShard) -> None:
     """Set in the model's configuration its mask token: the one it has, or else the token that is rarest in the rows,
     and of several the last: one that only fills up the vocabulary, or is reserved. None that has a task of its own.
@@ -103,12 +112,7 @@ def set_mask_token(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, r
     Raises:
         ConfigError: the model is of a family that is not trained so.
     """
-    refusal = llama_refusal(model.config)
-    if refusal is not None:
-        raise ConfigError(
-            f"Drafts in parallel are trained for the Llama family, and this draft is not of it: {refusal}. Leave "
-            "--parallel out."
-        )
+    check_family(model, "Drafts in parallel are trained", "--parallel")
     if mask_token_of(model) is None:
         counts = torch.zeros(model_vocabulary(model), dtype=torch.int64)
         for first in range(0, len(rows), _ROWS_AT_ONCE):

@@ -20,12 +20,12 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from forerun.errors import ConfigError
-from forerun.models.decoders import llama_refusal
 from forerun.models.loading.configuration import OUTPUT_TOKENS
 from forerun.train.accelerator import columns_of, dtype_name, model_vocabulary, stored_ids
 from forerun.train.checkpoint import DTYPE, pin
 from forerun.train.data.packed import PackedShard
 from forerun.train.defaults import DraftTraining
+from forerun.train.draft.parallel import check_family
 from forerun.train.evaluate import TopProbs, top_probs_of
 from forerun.train.loop import Batch
 from forerun.utils.files import check_seal, sealed_file
@@ -189,12 +189,7 @@ def restrict(model: PreTrainedModel, tokens: Tensor) -> None:
     Raises:
         ConfigError: it is of a family whose output layer is computed whole.
     """
-    refusal = llama_refusal(model.config)
-    if refusal is not None:
-        raise ConfigError(
-            f"A reduced output vocabulary is supported for the Llama family, and this draft is not of it: {refusal}. "
-            "Leave output_tokens out."
-        )
+    check_family(model, "A reduced output vocabulary is", "output_tokens")
     setattr(model.config, OUTPUT_TOKENS, tokens.tolist())
 
 

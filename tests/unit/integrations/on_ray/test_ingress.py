@@ -7,12 +7,14 @@ import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import contextmanager
+from hashlib import sha256
 from typing import Any
 
 import httpx
 import openai
 import pytest
 import uvicorn
+from sse_starlette.sse import EventSourceResponse
 from starlette.types import Message
 
 from forerun.errors import QueueFullError, ReplicaError
@@ -28,6 +30,8 @@ from serving import LIMIT, NAME, fake_llm, serving, until
 CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 SHORT = {"prompt": "hello", "max_tokens": 8, "temperature": 0, "ignore_eos": True}
 LONG = {**SHORT, "max_tokens": 3000}
+LINES = {"prompt": "hello", "options": {"temperature": 0, "num_predict": 24, "ignore_eos": True}}
+DURATIONS = ("total_duration", "prompt_eval_duration", "eval_duration")
 MESSAGES = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 8, "temperature": 0}
 
 
@@ -100,12 +104,14 @@ def told(response: httpx.Response) -> Any:
     if response.headers["content-type"].startswith("text/event-stream"):
         events = [line.partition("data: ")[2] for line in response.text.splitlines() if line.startswith("data: ")]
         return [cleared(json.loads(event)) if event != "[DONE]" else event for event in events]
+    if response.headers["content-type"] == "application/x-ndjson":
+        return [cleared(json.loads(line)) for line in response.text.splitlines()]
     return cleared(response.json()) if "json" in response.headers["content-type"] else response.text
 
 
 def cleared(value: Any) -> Any:
     if isinstance(value, dict):
-        left_out = ("id", "created", "created_at", "metrics", "item_id")
+        left_out = ("id", "created", "created_at", "metrics", "item_id", "progress", *DURATIONS)
         return {name: cleared(each) for name, each in value.items() if name not in left_out}
     return [cleared(each) for each in value] if isinstance(value, list) else value
 
@@ -118,6 +124,10 @@ def cleared(value: Any) -> Any:
         ("POST", CHAT, {**MESSAGES, "stream": True, "stream_options": {"include_usage": True}}),
         ("POST", CHAT, MESSAGES),
         ("POST", RESPONSES, {"input": "hello", "max_output_tokens": 8, "temperature": 0, "stream": True}),
+        ("POST", "/api/generate", LINES),
+        ("POST", "/api/generate", {**LINES, "stream": False}),
+        ("POST", "/api/chat", {}),
+        ("POST", "/api/pull", {}),
         ("POST", "/tokenize", {"prompt": "hello"}),
         ("POST", COMPLETIONS, {"prompt": "hello", "temperature": -1}),
         ("POST", COMPLETIONS, {"prompt": "hello", "model": "other"}),
@@ -155,7 +165,8 @@ def test_keys_limits_and_the_drain_are_the_ingress_s() -> None:
         answered = http.post(COMPLETIONS, json=SHORT, headers=headers)
         assert answered.status_code == 200 and answered.headers["x-request-id"] == "mine"
         (asked,) = replicas.asked
-        assert asked.tenant == "key 1" and asked.prefix.session == "key 1 s" and len(asked.prefix.keys) == 1
+        assert asked.tenant == f"key {sha256(b'two').hexdigest()}" and asked.prefix.session == f"{asked.tenant} s"
+        assert len(asked.prefix.keys) == 1
         assert b"two" not in repr(asked).encode()  # the key itself goes no further
         ingress.middleware.draining = True
         refused = http.post(COMPLETIONS, json=SHORT, headers=headers)
@@ -277,6 +288,24 @@ def test_a_stream_goes_on_at_another_replica(path: str, more: dict[str, Any]) ->
                 assert events.count("[DONE]") == 1 and events[-1] == "[DONE]"
 
 
+def test_lines_go_on_at_another_replica(monkeypatch: pytest.MonkeyPatch) -> None:
+    with running() as (replicas, _, http):
+        wanted = told(http.post("/api/generate", json=LINES))
+        # most messages are pings, after which a replica may end as well
+        monkeypatch.setattr(EventSourceResponse, "DEFAULT_PING_INTERVAL", 0.002)
+        model: Any = replicas.service.llm.target
+        model.before_forward = lambda _: time.sleep(0.01)
+        for at in (3, 9, 15):
+            replicas.asked.clear()
+            replicas.fails = lost(at, at // 2, -1)
+            lines = told(http.post("/api/generate", json=LINES))
+            assert "".join(line["response"] for line in lines) == "".join(line["response"] for line in wanted)
+            assert lines[-1] == wanted[-1] and len(replicas.asked) == 3
+        replicas.fails = lost(5, 2)
+        *_, last = told(http.post("/api/generate", json=LINES))
+        assert {*last} == {"error"} and "has ended" in last["error"]
+
+
 def test_a_message_begins_once_wherever_its_replica_ends() -> None:
     body = {**MESSAGES, "max_tokens": 8, "temperature": 0, "ignore_eos": True, "stream": True}
     with running() as (replicas, _, http):
@@ -355,6 +384,7 @@ def test_a_client_that_leaves_ends_its_request(stream: bool) -> None:
         if stream:
             with http.stream("POST", COMPLETIONS, json={**LONG, "stream": True}) as response:
                 next(response.iter_raw())
+                assert forwards.wait(10)
         else:
             with pytest.raises(httpx.ReadTimeout):
                 http.post(COMPLETIONS, json=LONG, timeout=0.3)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from inspect import signature
 from typing import Any
 
@@ -13,9 +14,10 @@ from doubles import FakeModel
 from forerun import LLM, SamplingParams
 from forerun.errors import RequestBodyError
 from forerun.models.loading.gguf.tokenizer import read_tokenizer
-from forerun.server.protocol.bodies import LABELS, SAME_NAMES, WITHOUT_EFFECT
+from forerun.server.protocol.bodies import SAME_NAMES
 from forerun.server.protocol.model_texts import ModelTexts
 from forerun.server.protocol.requests import CHAT_URL, COMPLETIONS_URL, CompletionRequest, parse_body, with_seed
+from forerun.server.protocol.without_effect import WITHOUT_EFFECT
 from forerun.utils.fields import described
 from gguf_metadata import byte_level as of_gguf
 from small_tokenizers import byte_level
@@ -82,7 +84,7 @@ def test_what_the_defaults_are() -> None:
 
 
 def test_null_is_left_out() -> None:
-    nulls = dict.fromkeys([*SAME, *LABELS, *WITHOUT_EFFECT, "max_tokens", "stream", "stream_options", "model"])
+    nulls = dict.fromkeys([*SAME, *WITHOUT_EFFECT, "max_tokens", "stream", "stream_options", "model"])
     assert chat(**nulls) == chat() and completion(**nulls) == completion()
 
 
@@ -161,7 +163,7 @@ def test_streams() -> None:
     "fields",
     [
         {"tool_choice": "none"},
-        {"add_generation_prompt": True, "continue_final_message": False, "verbosity": "medium"},
+        {"add_generation_prompt": True, "continue_final_message": False},
         {"top_logprobs": 0, "logprobs": False},
     ],
     ids=str,
@@ -170,20 +172,26 @@ def test_what_clients_send_by_habit(fields: dict[str, Any]) -> None:
     assert chat(**fields) == chat()
 
 
-@pytest.mark.parametrize("name", LABELS)
-def test_labels_change_nothing(name: str) -> None:
-    assert completion(**{name: {"x": 1}}) == completion()
-    assert chat(**{name: True if name == "parallel_tool_calls" else "x"}) == chat()
+FIELDS = {name: field for name, field in WITHOUT_EFFECT.items() if "." not in name}
+"""Those of bodies themselves: others are tested where their objects are read."""
 
 
-@pytest.mark.parametrize("name", WITHOUT_EFFECT)
+@pytest.mark.parametrize("name", [name for name, field in FIELDS.items() if field.values is None])
+def test_what_changes_nothing_is_taken_and_told(name: str) -> None:
+    told = (name,) if FIELDS[name].is_told else ()
+    assert completion(**{name: {"x": 1}}) == replace(completion(), ignored=told)
+    value: Any = True if name == "parallel_tool_calls" else ["x"]  # which chats read
+    assert chat(**{name: value}) == replace(chat(), ignored=told)
+
+
+@pytest.mark.parametrize("name", [name for name, field in FIELDS.items() if field.values is not None])
 def test_fields_that_ask_for_nothing(name: str) -> None:
     more = {"stream": True} if name == "stream_options" else {}
-    for value in WITHOUT_EFFECT[name]:
-        assert chat(**{name: value, **more}) == chat(**more)
+    for value in FIELDS[name].values or ():
+        assert replace(chat(**{name: value, **more}), ignored=()) == chat(**more)
     with pytest.raises(RequestBodyError, match=rf"{name}(\.\w+)? is (not supported|an object, but must be)") as caught:
         chat(**{name: {"type": "json_object"}, **more})
-    assert caught.value.param == name
+    assert caught.value.param == name and FIELDS[name].reason
 
 
 @pytest.mark.parametrize(
@@ -298,10 +306,10 @@ def test_an_effort_is_for_templates_that_read_it() -> None:
     tokenizer = byte_level()
     tokenizer.chat_template = "{{ messages[0].content }}{{ reasoning_effort }}"
     assert ids(chat(reasoning_effort="a"), tokenizer) == [tokenizer("helloa")["input_ids"]]
+    assert chat(reasoning_effort="a").unread_by(tokenizer) == chat().unread_by(None) == []
     tokenizer.chat_template = "{{ messages[0].content }}"
-    with pytest.raises(RequestBodyError, match="not read") as caught:
-        ids(chat(reasoning_effort="low"), tokenizer)
-    assert caught.value.param == "reasoning_effort"
+    unread = chat(reasoning_effort="low")
+    assert ids(unread, tokenizer) == ids(chat(), tokenizer) and unread.unread_by(tokenizer) == ["reasoning_effort"]
 
 
 def test_a_seed_for_those_that_have_none() -> None:

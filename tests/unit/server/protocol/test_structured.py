@@ -100,7 +100,8 @@ def test_the_text_of_a_response() -> None:
     given = {"format": {"type": "json_object"}}
     asked = parse_response({"input": "hello", "text": given}, 99)
     assert asked.params.grammar == Grammar.json_object() and asked.repeated["text"] == given
-    for text in ({"verbosity": "low"}, {"verbosity": "low", **given}, {"format": "json_object"}):
+    assert parse_response({"input": "hello", "text": {"verbosity": "low", **given}}, 99).ignored == ("text.verbosity",)
+    for text in ({"tone": "low"}, {"tone": "low", **given}, {"format": "json_object"}):
         with pytest.raises(RequestBodyError) as caught:
             parse_response({"input": "hello", "text": text}, 99)
         assert caught.value.param == "text"

@@ -34,6 +34,8 @@ NAMED = {
     "fim_sep": "fim_sep_token_id",
 }
 """Role of a token -> the key of its id, after PREFIX."""
+_DEPRECATED = {"fim_pre": "prefix_token_id", "fim_suf": "suffix_token_id", "fim_mid": "middle_token_id"}
+"""The same, in older files."""
 
 
 class TokenType(IntEnum):
@@ -104,7 +106,7 @@ def read_token_list(fields: Fields, default_ids: Mapping[str, int]) -> TokenList
         if first != index:
             raise ModelLoadError(f"{fields.place}: {TOKENS}: tokens {first} and {index} are the same. {fields.remedy}")
     named = {role: index for role, index in default_ids.items() if index < len(texts)}
-    for role, key in NAMED.items():
+    for role, key in (*_DEPRECATED.items(), *NAMED.items()):
         given = fields.integer(PREFIX + key, None)
         if given is not None and 0 <= given < len(texts):
             named[role] = given

@@ -26,6 +26,7 @@ from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
+from forerun.chat.infill import FILL_IN
 from forerun.errors import ModelLoadError, UnsupportedModelError
 from forerun.models.loading.gguf.file import REMEDY
 from forerun.models.loading.gguf.token_list import (
@@ -117,23 +118,6 @@ _ENDS = frozenset(
         *("<end_of_utterance>", "<eos>", "<turn|>", "<|tool_response>", "<｜end▁of▁sentence｜>", "[e~["),
     }
 )
-_FILL_IN = {  # role -> the texts that a token of it may have, where the file does not name it
-    "fim_pre": (
-        *("<|fim_prefix|>", "<fim-prefix>", "<fim_prefix>", "<｜fim▁begin｜>", "<PRE>", "▁<PRE>"),
-        *("<|code_prefix|>", "<|prefix|>"),
-    ),
-    "fim_suf": (
-        *("<|fim_suffix|>", "<fim-suffix>", "<fim_suffix>", "<｜fim▁hole｜>", "<SUF>", "▁<SUF>"),
-        *("<|code_suffix|>", "<|suffix|>"),
-    ),
-    "fim_mid": (
-        *("<|fim_middle|>", "<fim-middle>", "<fim_middle>", "<｜fim▁end｜>", "<MID>", "▁<MID>"),
-        *("<|code_middle|>", "<|middle|>"),
-    ),
-    "fim_pad": ("<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"),
-    "fim_rep": ("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"),
-    "fim_sep": ("<|file_sep|>",),
-}
 
 
 def end_tokens(tokens: TokenList) -> frozenset[int]:
@@ -154,7 +138,7 @@ def end_tokens(tokens: TokenList) -> frozenset[int]:
 def _found_by_text(tokens: TokenList) -> dict[str, int]:
     """Return role -> id. If several marked tokens have a text of a role, llama.cpp takes any of them; here it is the
     lowest id."""
-    return {role: min(ids) for role, texts in _FILL_IN.items() if (ids := tokens.marked(texts))}
+    return {role: min(ids) for role, texts in FILL_IN.items() if (ids := tokens.marked(texts))}
 
 
 # The rules by which text is split before merges apply, by the name in `tokenizer.ggml.pre`: Transformers' own
@@ -272,7 +256,8 @@ def read_tokenizer(metadata: Mapping[str, Any], place: str, read: tuple[TokenLis
         made = PreTrainedTokenizerFast(tokenizer_object=backend, clean_up_tokenization_spaces=False, **named)
         return guarded(made, place)
 
-    return guarded(LibraryTokenizer(backend, named, template, full), place)
+    fill_in = {role: index for role, index in tokens.named.items() if role in FILL_IN}
+    return guarded(LibraryTokenizer(backend, named, template, full, fill_in), place)
 
 
 def _is_phi3(metadata: Mapping[str, Any]) -> bool:
