@@ -15,6 +15,7 @@ from threading import Event
 from typing import Any
 
 import pytest
+import torch
 
 from families import Folders
 from forerun import LLM, ConfigError, SamplingParams
@@ -157,9 +158,9 @@ def test_folders_that_are_refused(model: Model, tmp_path: Path, monkeypatch: pyt
 
     newer = tmp_path / "newer"
     newer.mkdir()
-    (newer / "prompt-cache.json").write_text('{"version": 2}')
-    assert "is of version 2, not 1. Give another folder" in refusal(newer)
-    (newer / "prompt-cache.json").write_text('{"version": 1')
+    (newer / "prompt-cache.json").write_text('{"version": 3}')
+    assert "is of version 3, not 2. Give another folder" in refusal(newer)
+    (newer / "prompt-cache.json").write_text('{"version": 2')
     assert "not JSON" in refusal(newer)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "letter.txt").touch()
@@ -267,6 +268,51 @@ def test_a_page_that_is_evicted_while_it_is_written_is_whole(model: Model, tmp_p
     engine.close()
     (path,) = files(tmp_path / "evicted")
     assert path.read_bytes() == files(tmp_path / "whole")[-1].read_bytes()
+
+
+@pytest.mark.parametrize("kind", ["pages", "states"])
+def test_a_page_that_is_published_anew_is_not_written(kind: str, tmp_path: Path) -> None:
+    """While the first pages are written, those that follow are evicted, and are then another tenant's."""
+    if kind == "states":  # which alone are missing on the disk
+        model = load_model(Path(Folders(tmp_path / "families")["qwen3_5_text"]), "float32")
+    else:
+        model = load_draft_model("bundled-draft", "bfloat16")
+    prompt = prompt_of(model, 4)
+    answer(engine_of(model, tmp_path / "whole"), prompt)
+    engine = engine_of(model, tmp_path / "evicted")
+    if kind == "states":
+        answer(engine, prompt)
+        (state,) = files(tmp_path / "evicted", "state")
+        state.unlink()
+        engine = engine_of(model, tmp_path / "evicted")
+    cache = engine.memory.prompt_cache
+    is_there = cache._is_there
+
+    def look_and_replace(*arguments: Any) -> bool:
+        if not is_there(*arguments):
+            return False
+        cache._is_there = is_there
+        assert model.pool.forget()
+        pages: list[Page] = []
+        model.pool.take(pages, 4)
+        model.pool.publish(pages, 0, 4, prompt_of(model, 4, 12), "another")
+        model.pool.keep_states(pages, {4 * PAGE: [torch.ones(3)]})
+        model.pool.give_back(pages)
+        return True
+
+    cache._is_there = look_and_replace
+    disk_is_free = Event()
+    cache._thread.submit(disk_is_free.wait)
+    engine.add(prompt, GREEDY)
+    while engine.has_work:
+        engine.step()
+    disk_is_free.set()
+    engine.close()
+    for suffix in ("page", "state"):
+        whole = {path.name: path.read_bytes() for path in files(tmp_path / "whole", suffix)}
+        found = {path.name: path.read_bytes() for path in files(tmp_path / "evicted", suffix)}
+        assert found.items() <= whole.items()
+        assert len(found) == {"pages": suffix == "page", "states": len(whole)}[kind]
 
 
 @pytest.mark.parametrize("num_pages", [3, 11, 16])

@@ -40,7 +40,7 @@ from forerun.utils.files import REMEDY, check_seal, digest, remove, sealed_file,
 from forerun.utils.json_file import Fields
 
 _log = logging.getLogger(MEMORY_LOG)
-_VERSION = 1
+_VERSION = 2
 _ABOUT = "prompt-cache.json"
 _ALIGNMENT = 64
 _SUFFIXES = (".page", ".state", ".tmp")
@@ -163,13 +163,15 @@ class PromptCache:
         try:
             self._folder.mkdir(mode=0o700, exist_ok=True)
             pages = self._pool.published(token_ids, len(token_ids) // PAGE, tenant)
-            last = max((index for index, page in enumerate(pages) if page.state is not None), default=-1)
+            last = max((index for index, (_, _, state) in enumerate(pages) if state is not None), default=-1)
             now = time.time_ns()
-            for index, (page, name) in enumerate(zip(pages, self._names(token_ids, tenant), strict=False)):
-                node, state, used = page.node, page.state, now - 1000 * index
+            for index, ((page, node, state), name) in enumerate(
+                zip(pages, self._names(token_ids, tenant), strict=False)
+            ):
+                used = now - 1000 * index
                 if not self._is_there(f"{name}.page", used):
                     content = torch.from_numpy(_bytes_of(page).copy())  # by this thread alone, as torch's would not be
-                    is_evicted = node is None or page.node is not node  # and has another prefix's numbers, perhaps
+                    is_evicted = page.node is not node  # and has another prefix's numbers, perhaps
                     if is_evicted or not self._write(f"{name}.page", [content], used):
                         return
                 if index == last and state is not None and not self._is_there(f"{name}.state", used):
