@@ -174,6 +174,15 @@ def test_folders_that_are_refused(model: Model, tmp_path: Path, monkeypatch: pyt
     with monkeypatch.context() as patch:
         patch.setattr(Path, "mkdir", raising(PermissionError(errno.EACCES, os.strerror(errno.EACCES))))
         assert "cannot be used: Permission denied" in refusal(tmp_path / "sound")
+    for folder in (tmp_path / "sound", made := tmp_path / "sound" / model.fingerprint()):
+        made.mkdir(exist_ok=True)
+        folder.chmod(0o770)
+        assert f"{folder} may be written to by other users, who could change answers. Take" in refusal(tmp_path / "sound")
+        folder.chmod(0o700)
+    made.rmdir()
+    made.symlink_to(tmp_path / "newer")
+    assert f"{made} is no folder" in refusal(tmp_path / "sound")
+    made.unlink()
     with pytest.raises(ConfigError, match="no prompt_cache is given"):
         EngineConfig(prompt_cache_size=1)
     with pytest.raises(ConfigError, match="prefix_reuse is 'off'"):

@@ -19,6 +19,7 @@ import json
 import logging
 import math
 import os
+import stat
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -66,8 +67,8 @@ class PromptCache:
         has_states: the model has recurrent layers.
 
     Raises:
-        ConfigError: the folder cannot be used, is another user's, of another version or no prompt cache; a page is
-            larger than `nbytes`.
+        ConfigError: the folder cannot be used, is another user's or may be written to by others, is of another version
+            or no prompt cache; a page is larger than `nbytes`.
     """
 
     def __init__(self, folder: Path, nbytes: int, pool: PagePool, fingerprint: str, *, has_states: bool) -> None:
@@ -75,7 +76,7 @@ class PromptCache:
             raise ConfigError(
                 f"prompt_cache_size is {nbytes:,} bytes, but {PAGE} tokens take {pool.page_nbytes:,}. Raise it."
             )
-        _check_folder(folder)
+        _check_folder(folder, fingerprint)
         self._root = folder
         self._folder = folder / fingerprint
         self._nbytes = nbytes
@@ -219,17 +220,27 @@ class PromptCache:
         return total
 
 
-def _check_folder(folder: Path) -> None:
-    """Make the folder if it is missing. Raises ConfigError if it is no prompt cache of this version and this user."""
+def _check_folder(folder: Path, fingerprint: str) -> None:
+    """Make the folder if it is missing. Raises ConfigError if it is no prompt cache of this version, to which this user
+    alone can write."""
     remedy = "Give another folder to prompt_cache."
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         others = [each.name for each in folder.iterdir() if not each.name.startswith(".")]
-        owner = folder.stat().st_uid
+        inner = folder / fingerprint
+        found = {folder: folder.stat()} | ({inner: inner.lstat()} if os.path.lexists(inner) else {})
     except OSError as failure:
         raise ConfigError(f"prompt_cache {folder} cannot be used: {failure.strerror}. {REMEDY}") from None
-    if hasattr(os, "geteuid") and owner != os.geteuid():
-        raise ConfigError(f"prompt_cache {folder} is another user's, who could change answers. {remedy}")
+    for path, about in found.items() if hasattr(os, "geteuid") else ():  # not on Windows
+        if not stat.S_ISDIR(about.st_mode):
+            raise ConfigError(f"prompt_cache {path} is no folder. Remove it.")
+        if about.st_uid != os.geteuid():
+            raise ConfigError(f"prompt_cache {path} is another user's, who could change answers. {remedy}")
+        if about.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            raise ConfigError(
+                f"prompt_cache {path} may be written to by other users, who could change answers. Take that right away "
+                "(chmod go-w), or give another folder."
+            )
     if _ABOUT not in others:
         if others:
             raise ConfigError(f"prompt_cache {folder} has other files, such as {others[0]}. {remedy}")
