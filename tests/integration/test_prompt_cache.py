@@ -172,6 +172,13 @@ def test_folders_that_are_refused(model: Model, tmp_path: Path, monkeypatch: pyt
         patch.setattr(os, "geteuid", lambda: 12345)
         assert "is another user's" in refusal(tmp_path / "sound")
     with monkeypatch.context() as patch:
+        (made := tmp_path / "sound" / ("0" * 32)).mkdir()
+        (made / "a.page").touch()
+        status = Path.stat
+        denied = raising(PermissionError(errno.EACCES, os.strerror(errno.EACCES)))
+        patch.setattr(Path, "stat", lambda path, **options: (denied if path.suffix else status)(path, **options))
+        assert "cannot be used: Permission denied" in refusal(tmp_path / "sound")
+    with monkeypatch.context() as patch:
         patch.setattr(Path, "mkdir", raising(PermissionError(errno.EACCES, os.strerror(errno.EACCES))))
         assert "cannot be used: Permission denied" in refusal(tmp_path / "sound")
     for folder in (tmp_path / "sound", made := tmp_path / "sound" / model.fingerprint()):
@@ -404,6 +411,51 @@ def test_the_size_is_kept_and_ends_go_first(model: Model, tmp_path: Path) -> Non
     answer(engine_of(model, tmp_path, prompt_cache_size=size), long)
     cached = answer(engine_of(model, tmp_path, prompt_cache_size=size), long).stats.num_cached_tokens
     assert 6 * PAGE <= cached == len(files(tmp_path)) * PAGE
+
+
+def test_files_of_the_future_are_the_first_to_go(
+    model: Model, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The clock was set back, or the folder comes from elsewhere."""
+    size = 8 * (model.pool.page_nbytes + 1024) / GIB
+    answer(engine_of(model, tmp_path, prompt_cache_size=size), prompt_of(model, 8))
+    tomorrow = time.time() + 86400
+    for path in files(tmp_path):
+        os.utime(path, (tomorrow, tomorrow))
+    answer(engine_of(model, tmp_path, prompt_cache_size=size), prompt_of(model, 5, 12))
+    found = answer(engine_of(model, tmp_path, prompt_cache_size=size), prompt_of(model, 5, 12))
+    assert found.stats.num_read_tokens == 5 * PAGE
+    assert not caplog.records
+    for path in files(tmp_path):
+        os.utime(path, (time.time() + 30, time.time() + 30))
+    engine = engine_of(model, tmp_path, prompt_cache_size=size)
+    for start in (13, 14):
+        answer(engine, prompt_of(model, 8, start))
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert "has no room for more" in line and "prompt_cache_size" in line
+
+
+def test_a_prefix_is_not_removed_for_its_own_end(
+    model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where times of files are whole seconds, so that its files seem to be from before it was used."""
+    utime = os.utime
+    monkeypatch.setattr(os, "utime", lambda path, ns: utime(path, ns=(ns[0] // 10**9 * 10**9,) * 2))
+    size = 8 * (model.pool.page_nbytes + 1024) / GIB
+    for _ in range(2):
+        answer(engine_of(model, tmp_path, prompt_cache_size=size), prompt_of(model, 12))
+        found = answer(engine_of(model, tmp_path, prompt_cache_size=size), prompt_of(model, 12))
+        assert found.stats.num_cached_tokens == len(files(tmp_path)) * PAGE >= 6 * PAGE
+
+
+def test_folders_of_other_models_that_are_empty_are_removed(model: Model, tmp_path: Path) -> None:
+    engine = engine_of(model, tmp_path)
+    answer(engine, prompt_of(model, 2))
+    for name in "01":
+        (tmp_path / (name * 32)).mkdir()
+    (tmp_path / ("1" * 32) / "a.page").touch()
+    engine_of(model, tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"prompt-cache.json", "1" * 32, model.fingerprint()}
 
 
 def test_two_engines_share_a_folder(tmp_path: Path) -> None:

@@ -50,6 +50,8 @@ _MOST_WAITING = 256
 """Prefixes that wait to be written; beyond, they are not kept: the disk does not keep up."""
 _PAUSE = 60.0
 """Seconds without writing after it has failed."""
+_FUTURE = 60 * 10**9
+"""Nanoseconds after now beyond which a file's time is wrong, so that it is removed first: the clock was set back."""
 _UNCOUNTED = 20
 """The part of the size that may be written before the files are counted again, with those of other processes."""
 
@@ -84,9 +86,18 @@ class PromptCache:
         self._has_states = has_states
         self._uncounted = 0  # bytes that may be written before the files are counted again
         self._resumes = 0.0  # when writing is tried again
+        self._present: set[str] = set()  # names of the prefix that is written, up to the page that is
+        self._has_room = True  # as far as the log says
         self._waiting: deque[tuple[Sequence[int], str | None]] = deque()
         self._thread = ThreadPoolExecutor(1, "prompt-cache")  # at exit, Python waits for what it has begun
-        _log.info("prompt cache %s: %.2f of %.2f GiB in use", folder, self._count() / 2**30, nbytes / 2**30)
+        try:
+            total = self._count()
+            for each in folder.glob("?" * len(fingerprint)):
+                with suppress(OSError):  # one that holds files
+                    each.rmdir()
+        except OSError as failure:
+            raise ConfigError(f"prompt_cache {folder} cannot be used: {failure.strerror}. {REMEDY}") from None
+        _log.info("prompt cache %s: %.2f of %.2f GiB in use", folder, total / 2**30, nbytes / 2**30)
 
     def read(self, token_ids: Sequence[int], tenant: str | None, most: float = math.inf) -> int:
         """Publish the pages that files have of these tokens, but for the last one, after those that are published. The
@@ -166,10 +177,12 @@ class PromptCache:
             pages = self._pool.published(token_ids, len(token_ids) // PAGE, tenant)
             last = max((index for index, (_, _, state) in enumerate(pages) if state is not None), default=-1)
             now = time.time_ns()
+            self._present.clear()
             for index, ((page, node, state), name) in enumerate(
                 zip(pages, self._names(token_ids, tenant), strict=False)
             ):
                 used = now - 1000 * index
+                self._present.add(name)
                 if not self._is_there(f"{name}.page", used):
                     content = torch.from_numpy(_bytes_of(page).copy())  # by this thread alone, as torch's would not be
                     is_evicted = page.node is not node  # and has another prefix's numbers, perhaps
@@ -196,6 +209,13 @@ class PromptCache:
             room = self._nbytes - self._count(nbytes, used)
             self._uncounted = min(max(self._nbytes // _UNCOUNTED, nbytes), room)
         if nbytes > self._uncounted:
+            if self._has_room:
+                self._has_room = False
+                _log.warning(
+                    "The prompt cache %s has no room for more of a prompt: others of %.2f GiB were used as lately. A "
+                    "larger prompt_cache_size keeps more. This is not told again.",
+                    *(self._root, self._nbytes / 2**30),
+                )
             return False
         self._uncounted -= nbytes
         _write(self._folder / name, tensors)
@@ -205,16 +225,17 @@ class PromptCache:
         """Return the bytes of all files, after some that were used before `used` were removed, if so many more bytes
         are wanted than there is room for."""
         found = []
+        latest = time.time_ns() + _FUTURE
         for path in self._root.glob("?" * len(self._folder.name) + "/*"):
             with suppress(FileNotFoundError):  # another process has removed it
                 about = path.stat()
-                found.append((about.st_mtime_ns, about.st_size, path))
+                found.append((about.st_mtime_ns if about.st_mtime_ns <= latest else 0, about.st_size, path))
         total = sum(size for _, size, _ in found)
         if total + wanted > self._nbytes:
             for last_used, size, path in sorted(found):
                 if last_used >= used or total + wanted <= self._nbytes * (1 - 1 / _UNCOUNTED):
                     break
-                if path.suffix in _SUFFIXES:
+                if path.suffix in _SUFFIXES and path.stem not in self._present:
                     path.unlink(missing_ok=True)
                     total -= size
         return total
