@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import logging
 import os
 import signal
@@ -22,11 +23,13 @@ from forerun import LLM, ConfigError, SamplingParams
 from forerun.config import EngineConfig
 from forerun.engine import Choice, Engine
 from forerun.engine.step import READ_AT_ONCE
+from forerun.errors import OutOfPagesError
 from forerun.kernels.cpu import native
 from forerun.kernels.cpu.page_layout import PAGE
 from forerun.kv_cache import prompt_cache
 from forerun.kv_cache.prefix_tree import Page
 from forerun.models import Model, load_draft_model, load_model
+from forerun.utils.files import _Hashing, sealed_file
 from forerun.utils.machine import GIB
 from pool_integrity import check_integrity
 
@@ -212,7 +215,7 @@ def test_a_full_disk_is_a_line_in_the_log(
 ) -> None:
     engine = engine_of(model, tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", raising(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))))
+        patch.setattr(_Hashing, "write", raising(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))))
         first = answer(engine, prompt_of(model, 2))
         answer(engine, prompt_of(model, 2, 12))
     (line,) = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
@@ -352,6 +355,24 @@ def test_others_do_not_wait_while_a_prompt_is_read(num_pages: int, model: Model,
     check_integrity(model.pool)
 
 
+def test_several_prompts_are_read_in_turn(model: Model, tmp_path: Path) -> None:
+    """Eight pages in each step, of all together; what is not on the disk does not wait for them."""
+    prompts = [prompt_of(model, 8, start) for start in (11, 12, 13)]
+    for prompt in prompts:
+        answer(engine_of(model, tmp_path), prompt)
+    engine = engine_of(model, tmp_path)
+    engine.add([1, 2, 3], replace(GREEDY, max_tokens=40))
+    engine.step()
+    numbers = [engine.add(prompt, GREEDY) for prompt in (*prompts, [4, 5, 6])]
+    last, seen = {}, []
+    while engine.has_work:
+        last |= {output.request_id: output.choice for output in engine.step()}
+        seen.append((model.pool.num_published, sum(state.cache is not None for state in engine.scheduler.running)))
+    assert seen[:3] == [(8, 3), (16, 4), (24, 5)]
+    assert [last[number].stats.num_read_tokens for number in numbers] == [*3 * [8 * PAGE], 0]
+    check_integrity(model.pool)
+
+
 def test_a_request_is_aborted_while_its_prompt_is_read(model: Model, tmp_path: Path) -> None:
     prompt = prompt_of(model, 16)
     answer(engine_of(model, tmp_path), prompt)
@@ -376,7 +397,7 @@ def test_no_more_is_read_than_there_is_room_for(model: Model, tmp_path: Path) ->
     running = model.new_cache()
     running.feed(range(-1, 5 * PAGE - 1))
     model.pool.limit(7)
-    assert engine.memory.prompt_cache.read(prompt, None) == 2 * PAGE
+    assert engine.memory.prompt_cache.read(prompt, None) == (2, False)
     check_integrity(model.pool, [running])
     running.free()
 
@@ -456,6 +477,106 @@ def test_folders_of_other_models_that_are_empty_are_removed(model: Model, tmp_pa
     (tmp_path / ("1" * 32) / "a.page").touch()
     engine_of(model, tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {"prompt-cache.json", "1" * 32, model.fingerprint()}
+
+
+def test_pages_are_not_synced(model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that a power cut tears is found by its checksum."""
+    engine = engine_of(model, tmp_path)
+    monkeypatch.setattr(os, "fsync", raising(AssertionError("a file is synced")))
+    answer(engine, prompt_of(model, 2))
+    assert len(files(tmp_path)) == 2
+
+
+def test_files_that_go_while_they_are_read(
+    model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    answer(engine_of(model, tmp_path), prompt_of(model, 2))
+    read_bytes = Path.read_bytes
+
+    def read_and_remove(path: Path) -> bytes:
+        content = read_bytes(path)
+        path.unlink()
+        return content
+
+    engine = engine_of(model, tmp_path)
+    monkeypatch.setattr(Path, "read_bytes", read_and_remove)
+    assert answer(engine, prompt_of(model, 2)).stats.num_read_tokens == 2 * PAGE
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("dtype, shape", [("uint8", [64]), ("no_such", [64]), ("nn", [0]), ("uint8", [-1, 2]), ("uint8", None)])
+def test_sound_files_of_something_else(
+    dtype: str, shape: object, model: Model, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Their checksums are right, and their tensors not a page's."""
+    prompt = prompt_of(model, 3)
+    first = answer(engine_of(model, tmp_path), prompt)
+    damaged = files(tmp_path)[1]
+    with sealed_file(damaged, ConfigError) as file:
+        head = {"version": 2, "file": damaged.name, "tensors": [[dtype, shape]]}
+        file.write(json.dumps(head).encode() + b"\n" + bytes(64))
+    again = answer(engine_of(model, tmp_path), prompt)
+    assert (again.stats.num_read_tokens, again.token_ids) == (PAGE, first.token_ids)
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert str(damaged) in line and line.endswith("The prompt is computed.")
+
+
+def test_pages_that_others_take_while_a_prompt_is_read(
+    model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer(engine_of(model, tmp_path), prompt_of(model, 3))
+    cache = engine_of(model, tmp_path).memory.prompt_cache
+    take = model.pool.take
+
+    def take_one(pages: list[Page], count: int) -> None:
+        if pages:
+            raise OutOfPagesError(1, 0, 1)
+        take(pages, count)
+
+    monkeypatch.setattr(model.pool, "take", take_one)
+    assert cache.read(prompt_of(model, 3), None) == (1, False)
+    check_integrity(model.pool)
+
+
+def test_a_tenant_of_half_a_character(model: Model, tmp_path: Path) -> None:
+    for expected in (0, 2 * PAGE):
+        found = answer(engine_of(model, tmp_path), prompt_of(model, 2), "\ud800")
+        assert found.stats.num_read_tokens == expected
+
+
+def test_what_is_read_after_a_preemption_is_not_counted(model: Model, tmp_path: Path) -> None:
+    prompt = prompt_of(model, 3)
+    answer(engine_of(model, tmp_path), prompt)
+    engine = engine_of(model, tmp_path)
+    engine.add(prompt, replace(GREEDY, max_tokens=3))
+    engine.step()
+    (state,) = engine.scheduler.running
+    engine._loop.release(state)
+    state.stats.num_preemptions += 1
+    engine.scheduler.requeue(state)
+    assert model.pool.forget()
+    last = None
+    while engine.has_work:
+        (*_, last) = [last, *engine.step()]
+    assert last.choice.stats.num_read_tokens == last.choice.stats.num_cached_tokens == 3 * PAGE
+
+
+def test_an_end_does_not_wait_for_a_slow_disk(
+    model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = engine_of(model, tmp_path)
+    cache = engine.memory.prompt_cache
+    write, disk_is_free = cache._write, Event()
+    cache._write = lambda *arguments: disk_is_free.wait() and write(*arguments)
+    monkeypatch.setattr(prompt_cache, "_MOST_SECONDS", 0.05)
+    for start in range(3):
+        answer(engine, prompt_of(model, 2, start))
+    assert not cache._waiting
+    disk_is_free.set()
+    cache.flush()
+    assert len(files(tmp_path)) == 1  # what was being written
+    lines = [record.getMessage() for record in caplog.records]
+    assert lines and all("longer than 0.05 seconds" in line for line in lines)
 
 
 def test_two_engines_share_a_folder(tmp_path: Path) -> None:

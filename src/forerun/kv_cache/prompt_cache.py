@@ -8,8 +8,8 @@ pages have names that no other's tokens have. Nothing of the text stands in it b
     FOLDER/FINGERPRINT/NAME.page and .state   a line of JSON (version, file name, number format and shape of each
                                               tensor), padded to 64 bytes; the tensors; a checksum (`sealed_file`)
 
-Any number of processes may use a folder: a file is there whole or not at all, is never changed, and is the same whoever
-writes it. The time of its last change is that of its last use; a page is used a little later than those after it, so
+Any number of processes may use a folder: a file is there whole or not at all, but after a power cut, when its checksum
+tells; it is never changed, and is the same whoever writes it. The time of its last change is that of its last use; a page is used a little later than those after it, so
 that prefixes are removed from their ends.
 """
 
@@ -33,11 +33,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from forerun.config import MEMORY_LOG
-from forerun.errors import ConfigError
+from forerun.errors import ConfigError, OutOfPagesError
 from forerun.kernels.cpu.page_layout import PAGE
 from forerun.kv_cache.page_pool import PagePool
 from forerun.kv_cache.prefix_tree import Page, tokens_of_page
-from forerun.utils.files import REMEDY, check_seal, digest, remove, sealed_file, write_json
+from forerun.utils.files import REMEDY, digest, is_sealed, remove, sealed_file, write_json
 from forerun.utils.json_file import Fields
 
 _log = logging.getLogger(MEMORY_LOG)
@@ -50,6 +50,8 @@ _MOST_WAITING = 256
 """Prefixes that wait to be written; beyond, they are not kept: the disk does not keep up."""
 _PAUSE = 60.0
 """Seconds without writing after it has failed."""
+_MOST_SECONDS = 10.0
+"""That an engine which ends waits for what is to be written."""
 _FUTURE = 60 * 10**9
 """Nanoseconds after now beyond which a file's time is wrong, so that it is removed first: the clock was set back."""
 _UNCOUNTED = 20
@@ -99,17 +101,18 @@ class PromptCache:
             raise ConfigError(f"prompt_cache {folder} cannot be used: {failure.strerror}. {REMEDY}") from None
         _log.info("prompt cache %s: %.2f of %.2f GiB in use", folder, total / 2**30, nbytes / 2**30)
 
-    def read(self, token_ids: Sequence[int], tenant: str | None, most: float = math.inf) -> int:
+    def read(self, token_ids: Sequence[int], tenant: str | None, most: float = math.inf) -> tuple[int, bool]:
         """Publish the pages that files have of these tokens, but for the last one, after those that are published. The
         last gets its states. Only the engine's thread may call this.
 
         most: pages that are read.
 
         Returns:
-            The tokens of pages that were read.
+            How many pages were read, and whether there are more. Until there are none, no states are read.
         """
         pages: list[Page] = []
         names = []
+        more = False
         try:
             self._pool.adopt(pages, token_ids, (len(token_ids) - 1) // PAGE, tenant)
             first = len(pages)
@@ -117,19 +120,27 @@ class PromptCache:
                 names.append(name)
                 if index < first:
                     continue
-                found = self._tensors(f"{name}.page") if index - first < most else None
-                if found is None or not self._pool.num_available:
+                if not self._pool.num_available:
                     break
-                self._pool.take(pages, 1)
+                if index - first >= most:
+                    more = (self._folder / f"{name}.page").exists()
+                    break
+                found = self._tensors(f"{name}.page", self._pool.page_nbytes)
+                if found is None:
+                    break
+                try:
+                    self._pool.take(pages, 1)
+                except OutOfPagesError:  # another thread was faster
+                    break
                 _bytes_of(pages[-1])[:] = found[0].numpy()
             self._pool.publish(pages, first, len(pages), token_ids, tenant)
-            for end in range(len(pages), 0, -1) if self._has_states else ():
+            for end in range(len(pages), 0, -1) if self._has_states and not more else ():
                 if pages[end - 1].state is not None:
                     break
                 if (state := self._tensors(f"{names[end - 1]}.state")) is not None:
                     self._pool.keep_states(pages, {end * PAGE: state})
                     break
-            return (len(pages) - first) * PAGE
+            return len(pages) - first, more
         finally:
             self._pool.give_back(pages)
 
@@ -141,36 +152,50 @@ class PromptCache:
                 self._thread.submit(self._write_next)
 
     def flush(self) -> None:
-        """Wait until what is to be written is."""
-        with suppress(RuntimeError):  # as above: Python waits itself
-            self._thread.submit(int).result()
+        """Wait until what is to be written is, for some seconds at most. What is left then is not written."""
+        try:
+            self._thread.submit(int).result(_MOST_SECONDS)
+        except TimeoutError:
+            self._resumes = time.monotonic() + _PAUSE  # so that what is being written ends after its page
+            self._waiting.clear()
+            _log.warning("Prompts are not kept on disk: writing them takes longer than %g seconds.", _MOST_SECONDS)
+        except RuntimeError:  # as above: Python waits itself
+            pass
 
     def _names(self, token_ids: Sequence[int], tenant: str | None) -> Iterator[str]:
         """Yield the name of each whole page of these tokens, without the suffix of a file."""
-        name = digest(self._folder.name.encode(), (tenant or "").encode())
+        name = digest(self._folder.name.encode(), (tenant or "").encode("utf-8", "surrogatepass"))
         for index in range(len(token_ids) // PAGE):
             name = digest(name.encode(), tokens_of_page(token_ids, index))
             yield name
 
-    def _tensors(self, name: str) -> list[Tensor] | None:
-        """Return what a file holds; None if there is none that can be used. A damaged one is removed."""
+    def _tensors(self, name: str, nbytes: int | None = None) -> list[Tensor] | None:
+        """Return what a file holds; None if there is none that can be used. A damaged one is removed.
+
+        nbytes: of the one tensor of bytes that it is to hold.
+        """
         path = self._folder / name
         try:
-            return _read(path)
+            found = _read(path)
+            if nbytes is not None and [(each.dtype, *each.shape) for each in found] != [(torch.uint8, nbytes)]:
+                raise ValueError("it is not of this size")
+            return found
         except FileNotFoundError:
             pass
         except OSError as error:
             _log.warning("%s cannot be read: %s. The prompt is computed.", path, error.strerror)
-        except (ConfigError, ValueError, KeyError) as error:
-            _log.warning("%s The prompt is computed.", error)
-            remove(path)
+        except Exception as error:  # of torch's and JSON's too
+            _log.warning("%s cannot be used: %s. The prompt is computed.", path, str(error) or repr(error))
+            if not isinstance(error, MemoryError):
+                remove(path)
         return None
 
     def _write_next(self) -> None:
         """Write the missing pages of the prefix that waits longest, and the states after its end; note that the others
         were used."""
-        token_ids, tenant = self._waiting.popleft()
-        if time.monotonic() < self._resumes:
+        try:
+            token_ids, tenant = self._waiting.popleft()
+        except IndexError:  # nobody waits any longer
             return
         try:
             self._folder.mkdir(mode=0o700, exist_ok=True)
@@ -181,6 +206,8 @@ class PromptCache:
             for index, ((page, node, state), name) in enumerate(
                 zip(pages, self._names(token_ids, tenant), strict=False)
             ):
+                if time.monotonic() < self._resumes:
+                    return
                 used = now - 1000 * index
                 self._present.add(name)
                 if not self._is_there(f"{name}.page", used):
@@ -279,7 +306,7 @@ def _bytes_of(page: Page) -> NDArray[np.uint8]:
 def _write(path: Path, tensors: Sequence[Tensor]) -> None:
     forms = [(str(each.dtype).removeprefix("torch."), list(each.shape)) for each in tensors]
     head = json.dumps({"version": _VERSION, "file": path.name, "tensors": forms}).encode()
-    with sealed_file(path, ConfigError) as file:
+    with sealed_file(path, ConfigError, synced=False) as file:
         file.write(head.ljust(-(-(len(head) + 1) // _ALIGNMENT) * _ALIGNMENT - 1) + b"\n")
         for each in tensors:
             file.write(each.contiguous().view(torch.uint8).numpy())
@@ -290,14 +317,15 @@ def _read(path: Path) -> list[Tensor]:
 
     Raises:
         OSError: it cannot be read.
-        ConfigError, ValueError, KeyError: it is not as it was written, or is another file by this name.
+        ValueError, or whatever strange content leads to: it is not as it was written, or is another file by this name.
     """
     content = bytearray(path.read_bytes())
-    check_seal(path, ConfigError, "")
+    if not is_sealed(content):
+        raise ValueError("it is damaged, not as it was written or cut short")
     start = content.index(b"\n") + 1
     head = json.loads(content[:start])
     if (head["version"], head["file"]) != (_VERSION, path.name):
-        raise ValueError(f"{path} has the content of {head['file']}.")
+        raise ValueError(f"it has the content of {head['file']}")
     tensors = []
     for name, shape in head["tensors"]:
         dtype = getattr(torch, name)
