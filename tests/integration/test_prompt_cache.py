@@ -25,6 +25,7 @@ from forerun.engine import Choice, Engine
 from forerun.engine.step import READ_AT_ONCE
 from forerun.errors import OutOfPagesError
 from forerun.kernels.cpu import native
+from forerun.kernels.cpu.compiler import FACTS, LIBRARY
 from forerun.kernels.cpu.page_layout import PAGE
 from forerun.kv_cache import prompt_cache
 from forerun.kv_cache.prefix_tree import Page
@@ -187,7 +188,9 @@ def test_folders_that_are_refused(model: Model, tmp_path: Path, monkeypatch: pyt
     for folder in (tmp_path / "sound", made := tmp_path / "sound" / model.fingerprint()):
         made.mkdir(exist_ok=True)
         folder.chmod(0o770)
-        assert f"{folder} may be written to by other users, who could change answers. Take" in refusal(tmp_path / "sound")
+        assert f"{folder} may be written to by other users, who could change answers. Take" in refusal(
+            tmp_path / "sound"
+        )
         folder.chmod(0o700)
     made.rmdir()
     made.symlink_to(tmp_path / "newer")
@@ -456,9 +459,7 @@ def test_files_of_the_future_are_the_first_to_go(
     assert "has no room for more" in line and "prompt_cache_size" in line
 
 
-def test_a_prefix_is_not_removed_for_its_own_end(
-    model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_prefix_is_not_removed_for_its_own_end(model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where times of files are whole seconds, so that its files seem to be from before it was used."""
     utime = os.utime
     monkeypatch.setattr(os, "utime", lambda path, ns: utime(path, ns=(ns[0] // 10**9 * 10**9,) * 2))
@@ -504,7 +505,9 @@ def test_files_that_go_while_they_are_read(
     assert not caplog.records
 
 
-@pytest.mark.parametrize("dtype, shape", [("uint8", [64]), ("no_such", [64]), ("nn", [0]), ("uint8", [-1, 2]), ("uint8", None)])
+@pytest.mark.parametrize(
+    ("dtype", "shape"), [("uint8", [64]), ("no_such", [64]), ("nn", [0]), ("uint8", [-1, 2]), ("uint8", None)]
+)
 def test_sound_files_of_something_else(
     dtype: str, shape: object, model: Model, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -611,6 +614,22 @@ def test_what_decides_the_bits_is_told_apart() -> None:
         assert models[1].fingerprint() != first or best == "portable"
     finally:
         library.use_instructions(best)
+
+
+def test_instruction_sets_that_are_compiled_later_change_no_bits(
+    model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, library = model.fingerprint(), model.decoder.library
+    folder = tmp_path / library.path.parent.name
+    folder.mkdir()
+    facts = json.loads((library.path.parent / FACTS).read_text())
+    (folder / FACTS).write_text(json.dumps(facts | {"instructions": ["portable"]}))
+    (folder / LIBRARY).touch()
+    monkeypatch.setattr(library, "path", folder / LIBRARY)
+    assert model.fingerprint() == first
+    for other in ("recipe", "compiler"):
+        (folder / FACTS).write_text(json.dumps(facts | {other: "another"}))
+        assert model.fingerprint() != first
 
 
 CHILD = """

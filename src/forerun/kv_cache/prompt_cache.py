@@ -8,9 +8,9 @@ pages have names that no other's tokens have. Nothing of the text stands in it b
     FOLDER/FINGERPRINT/NAME.page and .state   a line of JSON (version, file name, number format and shape of each
                                               tensor), padded to 64 bytes; the tensors; a checksum (`sealed_file`)
 
-Any number of processes may use a folder: a file is there whole or not at all, but after a power cut, when its checksum
-tells; it is never changed, and is the same whoever writes it. The time of its last change is that of its last use; a page is used a little later than those after it, so
-that prefixes are removed from their ends.
+Any number of processes may use a folder: a file is there whole or not at all (after a power cut, its checksum tells), is
+never changed, and is the same whoever writes it. The time of its last change is that of its last use; a page is used a
+little later than those after it, so that prefixes are removed from their ends.
 """
 
 from __future__ import annotations
