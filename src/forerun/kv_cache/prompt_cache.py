@@ -8,7 +8,7 @@ pages have names that no other's tokens have. Nothing of the text stands in it b
     FOLDER/FINGERPRINT/NAME.page and .state   a line of JSON (version, file name, number format and shape of each
                                               tensor), padded to 64 bytes; the tensors; a checksum (`sealed_file`)
 
-Any number of processes may use a folder: a file is there whole or not at all (after a power cut, its checksum tells), is
+Many processes may use a folder: a file is there whole or not at all (its checksum tells after a power cut), is
 never changed, and is the same whoever writes it. The time of its last change is that of its last use; a page is used a
 little later than those after it, so that prefixes are removed from their ends.
 """
@@ -279,12 +279,12 @@ def _check_folder(folder: Path, fingerprint: str) -> None:
         found = {folder: folder.stat()} | ({inner: inner.lstat()} if os.path.lexists(inner) else {})
     except OSError as failure:
         raise ConfigError(f"prompt_cache {folder} cannot be used: {failure.strerror}. {REMEDY}") from None
-    for path, about in found.items() if hasattr(os, "geteuid") else ():  # not on Windows
-        if not stat.S_ISDIR(about.st_mode):
+    for path, status in found.items() if hasattr(os, "geteuid") else ():  # not on Windows
+        if not stat.S_ISDIR(status.st_mode):
             raise ConfigError(f"prompt_cache {path} is no folder. Remove it.")
-        if about.st_uid != os.geteuid():
+        if status.st_uid != os.geteuid():
             raise ConfigError(f"prompt_cache {path} is another user's, who could change answers. {remedy}")
-        if about.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
             raise ConfigError(
                 f"prompt_cache {path} may be written to by other users, who could change answers. Take that right away "
                 "(chmod go-w), or give another folder."
