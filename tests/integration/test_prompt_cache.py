@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import logging
 import os
 import signal
@@ -15,17 +16,21 @@ from threading import Event
 from typing import Any
 
 import pytest
+import torch
 
 from families import Folders
 from forerun import LLM, ConfigError, SamplingParams
 from forerun.config import EngineConfig
 from forerun.engine import Choice, Engine
 from forerun.engine.step import READ_AT_ONCE
+from forerun.errors import OutOfPagesError
 from forerun.kernels.cpu import native
+from forerun.kernels.cpu.compiler import FACTS, LIBRARY
 from forerun.kernels.cpu.page_layout import PAGE
 from forerun.kv_cache import prompt_cache
 from forerun.kv_cache.prefix_tree import Page
 from forerun.models import Model, load_draft_model, load_model
+from forerun.utils.files import _Hashing, sealed_file
 from forerun.utils.machine import GIB
 from pool_integrity import check_integrity
 
@@ -157,9 +162,9 @@ def test_folders_that_are_refused(model: Model, tmp_path: Path, monkeypatch: pyt
 
     newer = tmp_path / "newer"
     newer.mkdir()
-    (newer / "prompt-cache.json").write_text('{"version": 2}')
-    assert "is of version 2, not 1. Give another folder" in refusal(newer)
-    (newer / "prompt-cache.json").write_text('{"version": 1')
+    (newer / "prompt-cache.json").write_text('{"version": 3}')
+    assert "is of version 3, not 2. Give another folder" in refusal(newer)
+    (newer / "prompt-cache.json").write_text('{"version": 2')
     assert "not JSON" in refusal(newer)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "letter.txt").touch()
@@ -171,8 +176,26 @@ def test_folders_that_are_refused(model: Model, tmp_path: Path, monkeypatch: pyt
         patch.setattr(os, "geteuid", lambda: 12345)
         assert "is another user's" in refusal(tmp_path / "sound")
     with monkeypatch.context() as patch:
+        (made := tmp_path / "sound" / ("0" * 32)).mkdir()
+        (made / "a.page").touch()
+        status = Path.stat
+        denied = raising(PermissionError(errno.EACCES, os.strerror(errno.EACCES)))
+        patch.setattr(Path, "stat", lambda path, **options: (denied if path.suffix else status)(path, **options))
+        assert "cannot be used: Permission denied" in refusal(tmp_path / "sound")
+    with monkeypatch.context() as patch:
         patch.setattr(Path, "mkdir", raising(PermissionError(errno.EACCES, os.strerror(errno.EACCES))))
         assert "cannot be used: Permission denied" in refusal(tmp_path / "sound")
+    for folder in (tmp_path / "sound", made := tmp_path / "sound" / model.fingerprint()):
+        made.mkdir(exist_ok=True)
+        folder.chmod(0o770)
+        assert f"{folder} may be written to by other users, who could change answers. Take" in refusal(
+            tmp_path / "sound"
+        )
+        folder.chmod(0o700)
+    made.rmdir()
+    made.symlink_to(tmp_path / "newer")
+    assert f"{made} is no folder" in refusal(tmp_path / "sound")
+    made.unlink()
     with pytest.raises(ConfigError, match="no prompt_cache is given"):
         EngineConfig(prompt_cache_size=1)
     with pytest.raises(ConfigError, match="prefix_reuse is 'off'"):
@@ -195,7 +218,7 @@ def test_a_full_disk_is_a_line_in_the_log(
 ) -> None:
     engine = engine_of(model, tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", raising(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))))
+        patch.setattr(_Hashing, "write", raising(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))))
         first = answer(engine, prompt_of(model, 2))
         answer(engine, prompt_of(model, 2, 12))
     (line,) = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
@@ -269,6 +292,51 @@ def test_a_page_that_is_evicted_while_it_is_written_is_whole(model: Model, tmp_p
     assert path.read_bytes() == files(tmp_path / "whole")[-1].read_bytes()
 
 
+@pytest.mark.parametrize("kind", ["pages", "states"])
+def test_a_page_that_is_published_anew_is_not_written(kind: str, tmp_path: Path) -> None:
+    """While the first pages are written, those that follow are evicted, and are then another tenant's."""
+    if kind == "states":  # which alone are missing on the disk
+        model = load_model(Path(Folders(tmp_path / "families")["qwen3_5_text"]), "float32")
+    else:
+        model = load_draft_model("bundled-draft", "bfloat16")
+    prompt = prompt_of(model, 4)
+    answer(engine_of(model, tmp_path / "whole"), prompt)
+    engine = engine_of(model, tmp_path / "evicted")
+    if kind == "states":
+        answer(engine, prompt)
+        (state,) = files(tmp_path / "evicted", "state")
+        state.unlink()
+        engine = engine_of(model, tmp_path / "evicted")
+    cache = engine.memory.prompt_cache
+    is_there = cache._is_there
+
+    def look_and_replace(*arguments: Any) -> bool:
+        if not is_there(*arguments):
+            return False
+        cache._is_there = is_there
+        assert model.pool.forget()
+        pages: list[Page] = []
+        model.pool.take(pages, 4)
+        model.pool.publish(pages, 0, 4, prompt_of(model, 4, 12), "another")
+        model.pool.keep_states(pages, {4 * PAGE: [torch.ones(3)]})
+        model.pool.give_back(pages)
+        return True
+
+    cache._is_there = look_and_replace
+    disk_is_free = Event()
+    cache._thread.submit(disk_is_free.wait)
+    engine.add(prompt, GREEDY)
+    while engine.has_work:
+        engine.step()
+    disk_is_free.set()
+    engine.close()
+    for suffix in ("page", "state"):
+        whole = {path.name: path.read_bytes() for path in files(tmp_path / "whole", suffix)}
+        found = {path.name: path.read_bytes() for path in files(tmp_path / "evicted", suffix)}
+        assert found.items() <= whole.items()
+        assert len(found) == {"pages": suffix == "page", "states": len(whole)}[kind]
+
+
 @pytest.mark.parametrize("num_pages", [3, 11, 16])
 def test_others_do_not_wait_while_a_prompt_is_read(num_pages: int, model: Model, tmp_path: Path) -> None:
     """A step reads eight pages beside the sequence that is answered, which gets a token in each."""
@@ -287,6 +355,24 @@ def test_others_do_not_wait_while_a_prompt_is_read(num_pages: int, model: Model,
     assert seen[: num_pages // READ_AT_ONCE + 1] == [*range(8, num_pages + 1, 8), num_pages]
     assert again.stats.num_cached_tokens == again.stats.num_read_tokens == num_pages * PAGE
     assert (again.token_ids, again.logprobs) == (first.token_ids, first.logprobs)
+    check_integrity(model.pool)
+
+
+def test_several_prompts_are_read_in_turn(model: Model, tmp_path: Path) -> None:
+    """Eight pages in each step, of all together; what is not on the disk does not wait for them."""
+    prompts = [prompt_of(model, 8, start) for start in (11, 12, 13)]
+    for prompt in prompts:
+        answer(engine_of(model, tmp_path), prompt)
+    engine = engine_of(model, tmp_path)
+    engine.add([1, 2, 3], replace(GREEDY, max_tokens=40))
+    engine.step()
+    numbers = [engine.add(prompt, GREEDY) for prompt in (*prompts, [4, 5, 6])]
+    last, seen = {}, []
+    while engine.has_work:
+        last |= {output.request_id: output.choice for output in engine.step()}
+        seen.append((model.pool.num_published, sum(state.cache is not None for state in engine.scheduler.running)))
+    assert seen[:3] == [(8, 3), (16, 4), (24, 5)]
+    assert [last[number].stats.num_read_tokens for number in numbers] == [*3 * [8 * PAGE], 0]
     check_integrity(model.pool)
 
 
@@ -314,7 +400,7 @@ def test_no_more_is_read_than_there_is_room_for(model: Model, tmp_path: Path) ->
     running = model.new_cache()
     running.feed(range(-1, 5 * PAGE - 1))
     model.pool.limit(7)
-    assert engine.memory.prompt_cache.read(prompt, None) == 2 * PAGE
+    assert engine.memory.prompt_cache.read(prompt, None) == (2, False)
     check_integrity(model.pool, [running])
     running.free()
 
@@ -351,6 +437,151 @@ def test_the_size_is_kept_and_ends_go_first(model: Model, tmp_path: Path) -> Non
     assert 6 * PAGE <= cached == len(files(tmp_path)) * PAGE
 
 
+def test_files_of_the_future_are_the_first_to_go(
+    model: Model, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The clock was set back, or the folder comes from elsewhere."""
+    size = 8 * (model.pool.page_nbytes + 1024) / GIB
+    answer(engine_of(model, tmp_path, prompt_cache_size=size), prompt_of(model, 8))
+    tomorrow = time.time() + 86400
+    for path in files(tmp_path):
+        os.utime(path, (tomorrow, tomorrow))
+    answer(engine_of(model, tmp_path, prompt_cache_size=size), prompt_of(model, 5, 12))
+    found = answer(engine_of(model, tmp_path, prompt_cache_size=size), prompt_of(model, 5, 12))
+    assert found.stats.num_read_tokens == 5 * PAGE
+    assert not caplog.records
+    for path in files(tmp_path):
+        os.utime(path, (time.time() + 30, time.time() + 30))
+    engine = engine_of(model, tmp_path, prompt_cache_size=size)
+    for start in (13, 14):
+        answer(engine, prompt_of(model, 8, start))
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert "has no room for more" in line and "prompt_cache_size" in line
+
+
+def test_a_prefix_is_not_removed_for_its_own_end(model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where times of files are whole seconds, so that its files seem to be from before it was used."""
+    utime = os.utime
+    monkeypatch.setattr(os, "utime", lambda path, ns: utime(path, ns=(ns[0] // 10**9 * 10**9,) * 2))
+    size = 8 * (model.pool.page_nbytes + 1024) / GIB
+    for _ in range(2):
+        answer(engine_of(model, tmp_path, prompt_cache_size=size), prompt_of(model, 12))
+        found = answer(engine_of(model, tmp_path, prompt_cache_size=size), prompt_of(model, 12))
+        assert found.stats.num_cached_tokens == len(files(tmp_path)) * PAGE >= 6 * PAGE
+
+
+def test_folders_of_other_models_that_are_empty_are_removed(model: Model, tmp_path: Path) -> None:
+    engine = engine_of(model, tmp_path)
+    answer(engine, prompt_of(model, 2))
+    for name in "01":
+        (tmp_path / (name * 32)).mkdir()
+    (tmp_path / ("1" * 32) / "a.page").touch()
+    engine_of(model, tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"prompt-cache.json", "1" * 32, model.fingerprint()}
+
+
+def test_pages_are_not_synced(model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that a power cut tears is found by its checksum."""
+    engine = engine_of(model, tmp_path)
+    monkeypatch.setattr(os, "fsync", raising(AssertionError("a file is synced")))
+    answer(engine, prompt_of(model, 2))
+    assert len(files(tmp_path)) == 2
+
+
+def test_files_that_go_while_they_are_read(
+    model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    answer(engine_of(model, tmp_path), prompt_of(model, 2))
+    read_bytes = Path.read_bytes
+
+    def read_and_remove(path: Path) -> bytes:
+        content = read_bytes(path)
+        path.unlink()
+        return content
+
+    engine = engine_of(model, tmp_path)
+    monkeypatch.setattr(Path, "read_bytes", read_and_remove)
+    assert answer(engine, prompt_of(model, 2)).stats.num_read_tokens == 2 * PAGE
+    assert not caplog.records
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape"), [("uint8", [64]), ("no_such", [64]), ("nn", [0]), ("uint8", [-1, 2]), ("uint8", None)]
+)
+def test_sound_files_of_something_else(
+    dtype: str, shape: object, model: Model, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Their checksums are right, and their tensors not a page's."""
+    prompt = prompt_of(model, 3)
+    first = answer(engine_of(model, tmp_path), prompt)
+    damaged = files(tmp_path)[1]
+    with sealed_file(damaged, ConfigError) as file:
+        head = {"version": 2, "file": damaged.name, "tensors": [[dtype, shape]]}
+        file.write(json.dumps(head).encode() + b"\n" + bytes(64))
+    again = answer(engine_of(model, tmp_path), prompt)
+    assert (again.stats.num_read_tokens, again.token_ids) == (PAGE, first.token_ids)
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert str(damaged) in line and line.endswith("The prompt is computed.")
+
+
+def test_pages_that_others_take_while_a_prompt_is_read(
+    model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer(engine_of(model, tmp_path), prompt_of(model, 3))
+    cache = engine_of(model, tmp_path).memory.prompt_cache
+    take = model.pool.take
+
+    def take_one(pages: list[Page], count: int) -> None:
+        if pages:
+            raise OutOfPagesError(1, 0, 1)
+        take(pages, count)
+
+    monkeypatch.setattr(model.pool, "take", take_one)
+    assert cache.read(prompt_of(model, 3), None) == (1, False)
+    check_integrity(model.pool)
+
+
+def test_a_tenant_of_half_a_character(model: Model, tmp_path: Path) -> None:
+    for expected in (0, 2 * PAGE):
+        found = answer(engine_of(model, tmp_path), prompt_of(model, 2), "\ud800")
+        assert found.stats.num_read_tokens == expected
+
+
+def test_what_is_read_after_a_preemption_is_not_counted(model: Model, tmp_path: Path) -> None:
+    prompt = prompt_of(model, 3)
+    answer(engine_of(model, tmp_path), prompt)
+    engine = engine_of(model, tmp_path)
+    engine.add(prompt, replace(GREEDY, max_tokens=3))
+    engine.step()
+    (state,) = engine.scheduler.running
+    engine._loop.release(state)
+    state.stats.num_preemptions += 1
+    engine.scheduler.requeue(state)
+    assert model.pool.forget()
+    last = None
+    while engine.has_work:
+        (*_, last) = [last, *engine.step()]
+    assert last.choice.stats.num_read_tokens == last.choice.stats.num_cached_tokens == 3 * PAGE
+
+
+def test_an_end_does_not_wait_for_a_slow_disk(
+    model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = engine_of(model, tmp_path)
+    cache = engine.memory.prompt_cache
+    write, disk_is_free = cache._write, Event()
+    cache._write = lambda *arguments: disk_is_free.wait() and write(*arguments)
+    monkeypatch.setattr(prompt_cache, "_MOST_SECONDS", 0.05)
+    for start in range(3):
+        answer(engine, prompt_of(model, 2, start))
+    assert not cache._waiting
+    disk_is_free.set()
+    cache.flush()
+    assert len(files(tmp_path)) == 1  # what was being written
+    lines = [record.getMessage() for record in caplog.records]
+    assert lines and all("longer than 0.05 seconds" in line for line in lines)
+
+
 def test_two_engines_share_a_folder(tmp_path: Path) -> None:
     models = [load_draft_model("bundled-draft", "bfloat16") for _ in range(2)]
     engines = [engine_of(each, tmp_path) for each in models]
@@ -383,6 +614,22 @@ def test_what_decides_the_bits_is_told_apart() -> None:
         assert models[1].fingerprint() != first or best == "portable"
     finally:
         library.use_instructions(best)
+
+
+def test_instruction_sets_that_are_compiled_later_change_no_bits(
+    model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, library = model.fingerprint(), model.decoder.library
+    folder = tmp_path / library.path.parent.name
+    folder.mkdir()
+    facts = json.loads((library.path.parent / FACTS).read_text())
+    (folder / FACTS).write_text(json.dumps(facts | {"instructions": ["portable"]}))
+    (folder / LIBRARY).touch()
+    monkeypatch.setattr(library, "path", folder / LIBRARY)
+    assert model.fingerprint() == first
+    for other in ("recipe", "compiler"):
+        (folder / FACTS).write_text(json.dumps(facts | {other: "another"}))
+        assert model.fingerprint() != first
 
 
 CHILD = """

@@ -114,14 +114,15 @@ class KVCacheManager:
             state.stats.num_cached_tokens = cache.length
             state.stats.num_read_tokens = min(state.stats.num_read_tokens, cache.length)
 
-    def read(self, state: SequenceState, most: float = math.inf) -> bool:
-        """Read what the disk has of the tokens of a sequence without a cache, `most` pages of it. Returns whether there
-        may be more."""
+    def read(self, state: SequenceState, most: float = math.inf) -> tuple[int, bool]:
+        """Read what the disk has of the tokens of a sequence without a cache, `most` pages of it. Returns how many, and
+        whether there are more."""
         if self.prompt_cache is None or not self.reuses or state.wants_prompt_logprobs:
-            return False
-        num_read = self.prompt_cache.read(state.sequence.token_ids, state.sequence.params.tenant, most)
-        state.stats.num_read_tokens += num_read
-        return num_read == most * PAGE
+            return 0, False
+        num_pages, more = self.prompt_cache.read(state.sequence.token_ids, state.sequence.params.tenant, most)
+        if not state.stats.num_preemptions:
+            state.stats.num_read_tokens += num_pages * PAGE
+        return num_pages, more
 
     def chunk(self, state: SequenceState, most: int) -> int:
         """Return how many of the next `most` tokens to compute at once. With recurrent layers, whose states can only be

@@ -40,7 +40,7 @@ from forerun.utils.device import DeviceFaults
 _log = logging.getLogger(__name__)
 _NO_NEEDS = Needs()
 READ_AT_ONCE = 8
-"""Pages of a prompt that a step reads from the disk where others wait for it: 8 take about 30 ms of a small model."""
+"""Pages of prompts that a step reads from the disk where others wait for it: 8 take about 30 ms of a small model."""
 
 
 class StepLoop:
@@ -156,13 +156,17 @@ class StepLoop:
             scheduler.requeue(state)
         scheduler.admit()
         self.under_way = list(scheduler.running)
+        unread = READ_AT_ONCE
         others_run = any(state.cache is not None for state in self.under_way)
         for state in self.under_way:
             if state.cache is None:
                 state.time_started = state.time_started or now
                 try:
-                    if others_run and self._memory.read(state, READ_AT_ONCE):
-                        continue  # it reads on in the next step
+                    if others_run:
+                        num_pages, more = self._memory.read(state, unread)
+                        unread -= num_pages
+                        if more:
+                            continue  # it reads on in the next step
                     self._memory.begin(state)
                     self.start(state)
                 except Exception as error:

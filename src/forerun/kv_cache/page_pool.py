@@ -140,11 +140,13 @@ class PagePool:
             if with_state and found:
                 self._with_state.move_to_end(found[-1])
 
-    def published(self, token_ids: Sequence[int], most: int, tenant: str | None) -> list[Page]:
-        """Return the published pages that hold the first of these tokens, `most` of them at most. Nobody holds them for
-        the caller: a page is what it was as long as its node is the same."""
+    def published(
+        self, token_ids: Sequence[int], most: int, tenant: str | None
+    ) -> list[tuple[Page, Node | None, Saved | None]]:
+        """Return the published pages that hold the first of these tokens, `most` of them at most, with their nodes and
+        states. Nobody holds them for the caller: a page is what it was as long as its node is the one returned."""
         with self._lock:
-            return self._tree.longest(token_ids, most, tenant)
+            return [(page, page.node, page.state) for page in self._tree.longest(token_ids, most, tenant)]
 
     def keep_states(self, pages: Sequence[Page], states: Mapping[int, Saved]) -> None:
         """Keep states of recurrent layers with published pages. states: by the positions before them."""

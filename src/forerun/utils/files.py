@@ -67,12 +67,15 @@ class _Hashing:
 
 
 @contextmanager
-def atomic_file(path: Path, error: ErrorType, *, remedy: str = REMEDY, mode: int | None = None) -> Iterator[BinaryIO]:
+def atomic_file(
+    path: Path, error: ErrorType, *, remedy: str = REMEDY, mode: int | None = None, synced: bool = True
+) -> Iterator[BinaryIO]:
     """Open a file to write that replaces `path` when the block ends, and vanishes if it raises.
 
     Whoever has the former file open or mapped keeps it. The folder is made if it is missing.
 
     mode: of the file, before anything is in it; None: as the process makes files.
+    synced: wait for the disk, so that a power cut tears no file.
 
     Raises:
         error: the file cannot be written, a full disk included.
@@ -86,12 +89,14 @@ def atomic_file(path: Path, error: ErrorType, *, remedy: str = REMEDY, mode: int
                     if mode is not None:
                         temporary.chmod(mode)
                     yield file
-                    file.flush()
-                    os.fsync(file.fileno())
+                    if synced:
+                        file.flush()
+                        os.fsync(file.fileno())
                 temporary.replace(path)
             finally:
                 temporary.unlink(missing_ok=True)
-        _sync_folder(path.parent)
+        if synced:
+            _sync_folder(path.parent)
     except OSError as failure:
         raise error(f"{path} cannot be written: {failure.strerror or failure}. {remedy}") from failure
 
@@ -122,9 +127,9 @@ def file_digest(file: FileIO | BufferedReader) -> str:
 
 
 @contextmanager
-def sealed_file(path: Path, error: ErrorType) -> Iterator[_Hashing]:
+def sealed_file(path: Path, error: ErrorType, *, synced: bool = True) -> Iterator[_Hashing]:
     """Open a file to write like `atomic_file`, and append the checksum of its content, for `check_seal`."""
-    with atomic_file(path, error) as file:
+    with atomic_file(path, error, synced=synced) as file:
         content = _Hashing(file)
         yield content
         file.write(_SEAL + content.state.hexdigest().encode())
@@ -148,6 +153,12 @@ def check_seal(path: Path, error: ErrorType, remedy: str) -> None:
         raise error(f"{path} cannot be read: {failure.strerror or failure}. {remedy}") from None
     if seal != _SEAL + state.hexdigest().encode():
         raise error(f"{path} is damaged: it is not as it was written, or was cut short. {remedy}")
+
+
+def is_sealed(content: bytes | bytearray) -> bool:
+    """Return whether all that was read of a file is as `sealed_file` wrote it."""
+    end = max(0, len(content) - _SEAL_BYTES)
+    return content[end:] == _SEAL + digest(memoryview(content)[:end]).encode()
 
 
 @contextmanager

@@ -323,6 +323,13 @@ def compile_into(
         raise failure
 
 
+def build_of(library: Path) -> str:
+    """Return what decides the bits that this library computes with one instruction set, whichever others were compiled
+    into it: sources, compiler, and the folder's name, for the rest. Raises ConfigError if it says nothing of them."""
+    facts = Fields.read(library.parent / FACTS, ConfigError)
+    return "\n".join((facts.string("recipe"), facts.string("compiler"), library.parent.name))
+
+
 def kept_failure(library: Path, instructions: str) -> CompilationError | None:
     """Return why the kernels for an instruction set were not compiled into this library, if their compiler failed."""
     return _Note.read(library.parent, instructions).failure

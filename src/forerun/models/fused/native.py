@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from forerun import __version__
+from forerun.kernels.cpu.compiler import build_of
 from forerun.kernels.cpu.library import (
     HEADER,
     ExpertsStruct,
@@ -64,7 +65,7 @@ from forerun.models.spec.recurrence import RECURRENT_ROLES, Recurrence
 from forerun.models.weight_plan import roles_of_products
 from forerun.types import Cache
 from forerun.utils import machine
-from forerun.utils.files import digest, file_digest
+from forerun.utils.files import digest
 
 _ENUMS = HEADER.enums
 _C_NAMES = {"kv_a_proj": "key", "A_log": "A", **{role: role.removeprefix("shared_") for role in SHARED}}
@@ -206,8 +207,7 @@ class NativeDecoder(LayerRangeDecoder):
         numbers = [each.view(torch.uint8).numpy() for each in kept]
         with ThreadPoolExecutor(torch.get_num_threads()) as threads:
             weights = list(threads.map(digest, numbers))
-        with self.library.path.open("rb") as file:
-            build = file_digest(file)
+        build = build_of(self.library.path)
         versions = (__version__, torch.__version__, build, self.library.instructions)
         facts = (
             *versions,
