@@ -10,23 +10,23 @@ import structure
 from forerun.kernels.cpu import native
 
 MOST: dict[str, float] = {
-    "files in src": 453,
+    "files in src": 463,
     "top-level entries": 19,
-    "options with a flag": 326,
-    "options of all kinds": 443,
+    "options with a flag": 358,
+    "options of all kinds": 479,
     "class names defined more than once": 0,
-    "words of documents": 42_500,
+    "words of documents": 44_400,
     "tuple assignments in 1,000 statements": 2.2,
     "nested conditional expressions": 0,
-    "imports inside functions": 321,
-    "lambdas": 296,
+    "imports inside functions": 339,
+    "lambdas": 308,
     "depth of classes": 4,
     "public names in several modules": 2,
 }
 MOST_ENTERED = {
-    "functions entered by generate": 179,
+    "functions entered by generate": 180,
     "files entered by generate": 39,
-    "modules loaded by generate": 132,
+    "modules loaded by generate": 133,
     "files entered by loading a GGUF file": 53,  # how many functions depends on what its self-test had time for
 }
 """These are raised on purpose, with a reason in the commit, where a feature pays for its room."""
