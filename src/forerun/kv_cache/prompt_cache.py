@@ -123,7 +123,7 @@ class PromptCache:
                 if not self._pool.num_available:
                     break
                 if index - first >= most:
-                    more = os.path.exists(self._folder / f"{name}.page")
+                    more = os.path.lexists(self._folder / f"{name}.page")
                     break
                 found = self._tensors(f"{name}.page", self._pool.page_nbytes)
                 if found is None:
