@@ -213,12 +213,18 @@ def raising(error: OSError):
     return fail
 
 
+@pytest.mark.parametrize(("where", "name"), [(_Hashing, "write"), (os, "mkdir")])
 def test_a_full_disk_is_a_line_in_the_log(
-    model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    where: object,
+    name: str,
+    model: Model,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     engine = engine_of(model, tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr(_Hashing, "write", raising(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))))
+        patch.setattr(where, name, raising(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))))
         first = answer(engine, prompt_of(model, 2))
         answer(engine, prompt_of(model, 2, 12))
     (line,) = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
@@ -240,6 +246,9 @@ def test_rights_that_are_lost_are_a_line_in_the_log(
     denied = PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     monkeypatch.setattr(Path, "read_bytes", raising(denied))
     monkeypatch.setattr(os, "utime", raising(denied))
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "stat", raising(denied))
+        assert engine.memory.prompt_cache.read(prompt, None, 0)[0] == 0
     again = answer(engine, prompt)
     assert (again.stats.num_cached_tokens, again.token_ids) == (0, first.token_ids)
     lines = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]

@@ -123,7 +123,7 @@ class PromptCache:
                 if not self._pool.num_available:
                     break
                 if index - first >= most:
-                    more = (self._folder / f"{name}.page").exists()
+                    more = os.path.lexists(self._folder / f"{name}.page")
                     break
                 found = self._tensors(f"{name}.page", self._pool.page_nbytes)
                 if found is None:
@@ -196,6 +196,8 @@ class PromptCache:
         try:
             token_ids, tenant = self._waiting.popleft()
         except IndexError:  # nobody waits any longer
+            return
+        if time.monotonic() < self._resumes:
             return
         try:
             self._folder.mkdir(mode=0o700, exist_ok=True)
