@@ -39,7 +39,7 @@ def forget(engine: Engine, error: Exception | None = None) -> None:
 
 def finds(fuzzer: Any) -> bool:
     """Whether it fails for some drafter, in whatever way."""
-    return any(fails(fuzzer, 2, GIVEN, kind=kind) for kind in DRAFTERS)
+    return any(fails(fuzzer, 4, GIVEN, kind=kind) for kind in DRAFTERS)
 
 
 @pytest.mark.parametrize("fuzzer", [steps_fuzzer, calls_fuzzer])
