@@ -57,9 +57,9 @@ def find_stored(name: str) -> Path | None:
     """
     for store in _ollama_stores():
         manifest = _manifest(store, name)
-        if manifest is not None and manifest.is_file():
+        if manifest is not None and os.path.isfile(manifest):  # Path's raises where the store is unreadable
             path = _blob(store, manifest, name)
-            if not path.exists():
+            if not os.path.exists(path):
                 raise ModelLoadError(
                     f"{name}: Ollama's store {store} says that its file is {path.name}, which is not there. Fetch it "
                     f"anew: ollama pull {name}"
@@ -81,8 +81,8 @@ def siblings(path: Path) -> list[StoredModel]:
 
 def stored_name(path: Path) -> str:
     """Return what commands call a model that lies there: its path, or of Ollama, whose paths say nothing, its name."""
-    is_blob = path.parent.name == "blobs"
-    return next((each.name for each in _of_ollama() if is_blob and each.path == path), str(path))
+    stored = _of_ollama() if path.parent.name == "blobs" else ()
+    return next((each.name for each in stored if each.path == path), str(path))
 
 
 def first_part(path: Path) -> bool:
