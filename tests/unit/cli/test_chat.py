@@ -13,6 +13,7 @@ from doubles import FakeModel, PieceTokenizer
 from forerun import LLM, PromptLookup, SamplingParams
 from forerun.cli.answers import CallTimes, StreamedChoice
 from forerun.cli.chat import command, session as chat_session
+from forerun.cli.chat.conversations import Conversation
 from forerun.cli.chat.prompt import Prompt, is_open
 from forerun.cli.chat.screen import Screen, visible
 from forerun.cli.chat.session import ChatAnswer, History, Session, Turn, open_beside
@@ -190,6 +191,38 @@ def test_what_is_dropped_is_said_and_stays_dropped(capsys: pytest.CaptureFixture
     assert "leaves 5 tokens for the answer" in err
     assert "a prompt of 31 tokens" in err and "four" not in err
     assert [prompt[0].split()[0] for prompt in asked(llm)] == ["one", "one", "three", "five"]
+
+
+def test_what_prompts_leave_out_is_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """And prompts go on from the same turn, until turns are taken back."""
+    llm = fake()
+    llm.target.context_length = 30
+    session = session_of(llm)
+    path = tmp_path / "it.json"
+    converse(session, "one " * 6, "two " * 6, "three", "/regen", f"/save {path}", "/undo", "/undo", "two", "/reset", "4")
+    assert [prompt[0].split()[0] for prompt in asked(llm)] == ["one", "one", "two", "two", "one", "4"]
+    assert capsys.readouterr().err.count("the oldest turns are dropped") == 1
+    assert [turn.user.split()[0] for turn in Conversation.read(path).history.turns] == ["one", "two", "three"]
+
+
+def test_an_answer_that_is_not_kept_drops_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ChatAnswer, "kept", False)
+    session = session_of(fake())
+    session.history.turns.append(Turn("a " * 40, "b"))
+    converse(session, "c " * 20)
+    assert session.history == History(None, [Turn("a " * 40, "b")])
+
+
+def test_few_prompts_of_many_turns_are_counted() -> None:
+    history = History(None, [Turn("a", "b")] * 1000)
+    counted: list[int] = []
+
+    def count(messages: Any) -> int:
+        counted.append(len(messages))
+        return len(messages)
+
+    prompt = history.fit("c", count, 101, 1)
+    assert (prompt.size, prompt.dropped) == (99, 951) and len(counted) < 15 and counted[-1] == 99
 
 
 def test_a_refused_message_drops_nothing() -> None:

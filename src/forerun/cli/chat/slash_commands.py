@@ -15,7 +15,7 @@ from forerun.cli.answers import acceptance_text, stderr_lines
 from forerun.cli.chat import session as chat_session
 from forerun.cli.chat.conversations import Conversation, Keeper, chats_folder, find_file, save
 from forerun.cli.chat.screen import Screen
-from forerun.cli.chat.session import ChatAnswer, Session, answer_message, counted
+from forerun.cli.chat.session import ChatAnswer, History, Session, answer_message, counted
 from forerun.cli.flags import Flag
 from forerun.config import NO_DRAFTER, SamplingParams
 from forerun.drafters.registry import DRAFTERS
@@ -102,10 +102,10 @@ def _exit(chat: Chat, text: str) -> str:
 
 def _clear(chat: Chat, text: str) -> str:
     chat.keep()
-    chat.session.history.turns.clear()
+    history = chat.session.history = History(chat.session.history.system)
     chat.session.files.clear()
-    chat.keeper.go_on(None, chat.session.history)
-    return "the chat is empty" + ("" if chat.session.history.system is None else "; the system message stays")
+    chat.keeper.go_on(None, history)
+    return "the chat is empty" + ("" if history.system is None else "; the system message stays")
 
 
 def _save(chat: Chat, text: str) -> str:
@@ -262,7 +262,7 @@ def _state(session: Session) -> list[str]:
 
     target = session.llm.target
     turns = session.history.turns
-    size = session.count(session.history.messages()) if turns else 0
+    size = session.count(session.history.messages(session.history.first)) if turns else 0
     return [
         f"history: {counted(len(turns), 'turn')}, {size} of {target.context_length} tokens",
         f"target: {target.name}, {number_format(target)}, {target.exactness}; drafter: {session.drafter}",
