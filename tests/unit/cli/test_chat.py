@@ -284,6 +284,10 @@ def test_stats_and_help_say_what_there_is(capsys: pytest.CaptureFixture[str]) ->
         ("/save", "/save needs FILE"),
         ("/load /no/such/file", "/no/such/file: it cannot be read"),
         ("/read /no/such/file", "/no/such/file: it cannot be read"),
+        ("/read ~nobody9/x", "/read ~nobody9/x: Could not determine home directory. Give another file."),
+        ("/load ~nobody9/x", "/load ~nobody9/x: Could not determine home directory."),
+        ("/load " + "x" * 5000, "/load " + "x" * 40 + ": File name too long."),
+        ("/save a\0b", ": embedded null byte."),
         ("/copy", "standard output is none"),
         ("/drafter no-such", "no-such"),
         ("/drafts", "on a terminal alone"),
@@ -304,6 +308,24 @@ def test_a_command_that_cannot_be_followed_changes_nothing(
     assert (session.llm, session.drafter, session.params) == (llm, "suffix", PARAMS)
     assert session.history.turns == [Turn("a", "b")]
     assert llm.requests == []
+
+
+def test_a_folder_of_another_user_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("pathlib.Path.is_dir", refuse)
+    converse(session_of(fake()), "/save theirs/x")
+    assert "/save theirs/x: Permission denied. Give another file." in capsys.readouterr().err
+
+
+def test_what_fails_within_the_model_is_no_matter_of_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("of torch")
+
+    monkeypatch.setattr(chat_session, "open_beside", fail)
+    with pytest.raises(RuntimeError, match="of torch"):
+        converse(session_of(fake()), "/drafter suffix")
 
 
 def test_a_drafter_is_changed_over_the_same_target() -> None:
@@ -417,6 +439,7 @@ def test_when_enter_begins_another_line(text: str, more: bool) -> None:
 @pytest.mark.parametrize(
     ("typed", "text", "is_command"),
     [
+        ("/\n", "/\n", False),
         ("hello", "hello", False),
         ("/help", "/help", True),
         ("/sytem x", "/sytem x", True),

@@ -135,6 +135,18 @@ def test_folders_lm_studio_and_the_hub(home: Path, monkeypatch: pytest.MonkeyPat
     ) == 1
 
 
+def test_a_name_that_loads_another_model_is_not_listed(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORERUN_MODELS", os.pathsep.join([str(home / "a"), str(home / "b")]))
+    names = ("it", "smollm2", "bundled", "qwen3")
+    files = {folder: [put(home / folder / f"{name}.gguf") for name in names] for folder in ("a", "b")}
+    theirs = put(home / ".lmstudio" / "models" / "owner" / "repository" / "it.gguf")
+    blob = pull(home / ".ollama" / "models", "registry.ollama.ai/library/qwen3/latest")
+    paths = [theirs, *files["a"][1:], *files["b"]]
+    found = {each.name: each.path for each in stored_models()}
+    assert found == {"it": files["a"][0], "qwen3:latest": blob} | {str(path): path for path in paths}
+    assert all(find_source(name).path == path for name, path in found.items())  # type: ignore[attr-defined]
+
+
 def test_a_model_of_two_tags_has_two_names(home: Path) -> None:
     for tag in ("4b", "latest"):
         pull(home / ".ollama" / "models", f"registry.ollama.ai/library/qwen3/{tag}")

@@ -19,7 +19,7 @@ from forerun.cli.chat.session import ChatAnswer, History, Session, answer_messag
 from forerun.cli.flags import Flag
 from forerun.config import NO_DRAFTER, SamplingParams
 from forerun.drafters.registry import DRAFTERS
-from forerun.errors import ConfigError
+from forerun.errors import ConfigError, ForerunError
 from forerun.utils.fields import described
 from forerun.utils.habits import HABITS, hint
 from forerun.utils.json_file import read_bytes
@@ -68,7 +68,7 @@ def run_command(line: str, chat: Chat) -> str:
     """Run a command and return its message.
 
     Raises:
-        ConfigError: there is no such command, or it needs an argument or takes none.
+        ConfigError: there is no such command, or it needs an argument or takes none, or its file cannot be had.
         DrafterError, ModelLoadError, PromptError: its argument is invalid; nothing is changed.
         EOFError: the command ends the chat.
     """
@@ -87,7 +87,15 @@ def run_command(line: str, chat: Chat) -> str:
         raise ConfigError(f"/{name} takes no argument.")
     if not text and command.argument and command.argument[0] != "[":
         raise ConfigError(f"/{name} needs {command.argument}: {command.about}.")
-    return command.run(chat, text)
+    try:
+        return command.run(chat, text)
+    except ForerunError:
+        raise
+    except (OSError, RuntimeError, ValueError) as error:  # of a path that cannot be, or that is closed to this user
+        if command.argument != "FILE":
+            raise
+        reason = str(getattr(error, "strerror", None) or error).rstrip(".")
+        raise ConfigError(f"/{name} {text[:40]}: {reason}. Give another file.") from None
 
 
 def _help(chat: Chat, text: str) -> str:
