@@ -343,6 +343,14 @@ def test_a_drafter_is_changed_over_the_same_target() -> None:
     assert session.drafter == "none" and session.llm.drafter is None
 
 
+def test_another_drafter_has_the_memory_of_the_first() -> None:
+    llm = LLM("bundled", "prompt-lookup", cache_memory=0.01)
+    pool, context = llm.target.pool, llm.target.context_length
+    assert pool is not None and (bound := pool.num_pages)
+    assert open_beside(llm, "suffix", LLMOptions(cache_memory=0.01)).target.pool is pool
+    assert (pool.num_pages, llm.target.context_length) == (bound, context)
+
+
 @pytest.mark.parametrize("typed", ["/set temp 0", "/set temperature 0", "/temperature 0.0"])
 def test_a_setting_by_its_other_names(typed: str, capsys: pytest.CaptureFixture[str]) -> None:
     llm = fake()
@@ -413,7 +421,17 @@ def test_files_go_with_the_next_message(tmp_path: Path, capsys: pytest.CaptureFi
     err = capsys.readouterr().err
     assert "a.md goes with the next message: 2 of 64 tokens" in err
     assert "b.bin is no UTF-8 text" in err and "c.txt makes 64 tokens, and the context holds 64" in err
-    assert asked(llm) == [[(sent := "a.md:\n````\nsay ```x```\n````\n\none")], [sent, TEXT, "two"]]
+    assert asked(llm) == [[(sent := f"{tmp_path}/a.md:\n````\nsay ```x```\n````\n\none")], [sent, TEXT, "two"]]
+
+
+def test_two_files_of_one_name_go_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "x.py").write_text(folder)
+    llm = fake()
+    converse(session_of(llm), "/read a/x.py", "/read b/x.py", "one")
+    assert asked(llm) == [["a/x.py:\n```\na\n```\n\nb/x.py:\n```\nb\n```\n\none"]]
 
 
 # what is typed

@@ -249,7 +249,8 @@ class Session:
 
 
 def open_beside(llm: LLM, drafter: str, settings: LLMOptions) -> LLM:
-    """Open an engine with another drafter over the same target. Raises DrafterError, ConfigError, ModelLoadError."""
+    """Open an engine with another drafter over the same target, whose pool stays as `cache_memory` has bounded it.
+    Raises DrafterError, ConfigError, ModelLoadError."""
     from forerun.engine import LLM
 
     return LLM(

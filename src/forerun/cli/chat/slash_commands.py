@@ -146,8 +146,8 @@ def _read(chat: Chat, text: str) -> str:
     most = chat.session.llm.target.context_length
     if size >= most:
         raise ConfigError(f"{path} makes {size} tokens, and the context holds {most}. Read a shorter one.")
-    chat.session.files[path.name] = decoded
-    return f"{path.name} goes with the next message: {size} of {most} tokens"
+    chat.session.files[text] = decoded
+    return f"{text} goes with the next message: {size} of {most} tokens"
 
 
 def _regen(chat: Chat, text: str) -> str:
