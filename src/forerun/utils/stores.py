@@ -68,9 +68,9 @@ def find_stored(name: str) -> Path | None:
     """
     for store in _ollama_stores():
         manifest = _manifest(store, name)
-        if manifest is not None and os.path.isfile(manifest):  # Path's raises where the store is unreadable
+        if manifest is not None and os.path.isfile(manifest):  # noqa: PTH113 -- Path's raises where it is unreadable
             path = _blob(store, manifest, name)
-            if not os.path.exists(path):
+            if not os.path.exists(path):  # noqa: PTH110
                 raise ModelLoadError(
                     f"{name}: Ollama's store {store} says that its file is {path.name}, which is not there. Fetch it "
                     f"anew: ollama pull {name}"

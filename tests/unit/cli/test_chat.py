@@ -199,7 +199,9 @@ def test_what_prompts_leave_out_is_kept(tmp_path: Path, capsys: pytest.CaptureFi
     llm.target.context_length = 30
     session = session_of(llm)
     path = tmp_path / "it.json"
-    converse(session, "one " * 6, "two " * 6, "three", "/regen", f"/save {path}", "/undo", "/undo", "two", "/reset", "4")
+    converse(
+        session, "one " * 6, "two " * 6, "three", "/regen", f"/save {path}", "/undo", "/undo", "two", "/reset", "4"
+    )
     assert [prompt[0].split()[0] for prompt in asked(llm)] == ["one", "one", "two", "two", "one", "4"]
     assert capsys.readouterr().err.count("the oldest turns are dropped") == 1
     assert [turn.user.split()[0] for turn in Conversation.read(path).history.turns] == ["one", "two", "three"]
@@ -326,6 +328,16 @@ def test_what_fails_within_the_model_is_no_matter_of_files(monkeypatch: pytest.M
     monkeypatch.setattr(chat_session, "open_beside", fail)
     with pytest.raises(RuntimeError, match="of torch"):
         converse(session_of(fake()), "/drafter suffix")
+
+
+@pytest.mark.parametrize("kind", ["xterm", "dumb"])
+def test_no_note_sends_controls_to_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], kind: str
+) -> None:
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    monkeypatch.setenv("TERM", kind)
+    Screen().note("loaded: \x1b]0;x\x07")
+    assert "loaded: ␛]0;x␇" in capsys.readouterr().err
 
 
 def test_a_drafter_is_changed_over_the_same_target() -> None:

@@ -95,8 +95,8 @@ class History:
             return fitted
         subject = "The message" if self.system is None else "The message with the system message"
         raise PromptError(
-            f"{subject} makes a prompt of {fitted.size} tokens, but the context holds {context_length}, and at least one "
-            "position is needed for the answer. Shorten it; the chat so far is kept."
+            f"{subject} makes a prompt of {fitted.size} tokens, but the context holds {context_length}, and at least "
+            "one position is needed for the answer. Shorten it; the chat so far is kept."
         )
 
 
@@ -154,7 +154,7 @@ class Session:
         history: the messages so far.
         answers: by drafter, in the order of their first answer.
         template: what the chat template is given beside the messages.
-        files: name -> text of the files that go with the next message.
+        files: path as it was given -> text of the files that go with the next message.
         draft: what stands in the prompt for the next message.
         replaces: the next message replaces the last turn.
     """
