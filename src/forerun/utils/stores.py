@@ -10,8 +10,9 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from forerun.config import MODELS_VARIABLE
+from forerun.config import BUNDLED_MODELS, MODELS_VARIABLE
 from forerun.errors import ModelLoadError
+from forerun.utils import fetch
 from forerun.utils.json_file import Fields
 
 SUFFIX = ".gguf"
@@ -38,14 +39,24 @@ class StoredModel:
 
 
 def stored_models(folders: Iterable[Path] = ()) -> list[StoredModel]:
-    """Return the models that lie on this machine, sorted by place and name. What cannot be read is left out.
+    """Return the models that lie on this machine, sorted by place and name. What cannot be read is left out; a model
+    whose name loads another one has its path as its name.
 
     folders: further ones with GGUF files, whose names are their paths.
     """
-    found = [*_in_folders(_gguf_folders()), *_of_ollama(), *_of_lm_studio(), *_of_hub()]
+    ollamas = [*_of_ollama()]
+    found = [*ollamas, *_in_folders(_gguf_folders()), *_of_lm_studio(), *_of_hub()]  # as `find_stored` looks
     known = {each.path for each in found}
     found += [replace(each, name=str(each.path)) for each in _in_folders(folders) if each.path not in known]
-    return sorted({*found}, key=lambda each: (each.place, each.name))
+    taken = {**BUNDLED_MODELS, **{name: fetch.path_of(name) for name in fetch.fetchable_names()}}
+    for each in ollamas:
+        if "/" not in each.name:
+            taken.setdefault(each.name.removesuffix(":latest"), each.path)
+    named = (
+        each if taken.setdefault(each.name, each.path) == each.path else replace(each, name=str(each.path))
+        for each in found
+    )
+    return sorted({*named}, key=lambda each: (each.place, each.name))
 
 
 def find_stored(name: str) -> Path | None:
@@ -57,9 +68,9 @@ def find_stored(name: str) -> Path | None:
     """
     for store in _ollama_stores():
         manifest = _manifest(store, name)
-        if manifest is not None and manifest.is_file():
+        if manifest is not None and os.path.isfile(manifest):  # noqa: PTH113 -- Path's raises where it is unreadable
             path = _blob(store, manifest, name)
-            if not path.exists():
+            if not os.path.exists(path):  # noqa: PTH110
                 raise ModelLoadError(
                     f"{name}: Ollama's store {store} says that its file is {path.name}, which is not there. Fetch it "
                     f"anew: ollama pull {name}"
@@ -81,8 +92,8 @@ def siblings(path: Path) -> list[StoredModel]:
 
 def stored_name(path: Path) -> str:
     """Return what commands call a model that lies there: its path, or of Ollama, whose paths say nothing, its name."""
-    is_blob = path.parent.name == "blobs"
-    return next((each.name for each in _of_ollama() if is_blob and each.path == path), str(path))
+    stored = _of_ollama() if path.parent.name == "blobs" else ()
+    return next((each.name for each in stored if each.path == path), str(path))
 
 
 def first_part(path: Path) -> bool:

@@ -13,6 +13,7 @@ from doubles import FakeModel, PieceTokenizer
 from forerun import LLM, PromptLookup, SamplingParams
 from forerun.cli.answers import CallTimes, StreamedChoice
 from forerun.cli.chat import command, session as chat_session
+from forerun.cli.chat.conversations import Conversation
 from forerun.cli.chat.prompt import Prompt, is_open
 from forerun.cli.chat.screen import Screen, visible
 from forerun.cli.chat.session import ChatAnswer, History, Session, Turn, open_beside
@@ -192,6 +193,40 @@ def test_what_is_dropped_is_said_and_stays_dropped(capsys: pytest.CaptureFixture
     assert [prompt[0].split()[0] for prompt in asked(llm)] == ["one", "one", "three", "five"]
 
 
+def test_what_prompts_leave_out_is_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """And prompts go on from the same turn, until turns are taken back."""
+    llm = fake()
+    llm.target.context_length = 30
+    session = session_of(llm)
+    path = tmp_path / "it.json"
+    converse(
+        session, "one " * 6, "two " * 6, "three", "/regen", f"/save {path}", "/undo", "/undo", "two", "/reset", "4"
+    )
+    assert [prompt[0].split()[0] for prompt in asked(llm)] == ["one", "one", "two", "two", "one", "4"]
+    assert capsys.readouterr().err.count("the oldest turns are dropped") == 1
+    assert [turn.user.split()[0] for turn in Conversation.read(path).history.turns] == ["one", "two", "three"]
+
+
+def test_an_answer_that_is_not_kept_drops_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ChatAnswer, "kept", False)
+    session = session_of(fake())
+    session.history.turns.append(Turn("a " * 40, "b"))
+    converse(session, "c " * 20)
+    assert session.history == History(None, [Turn("a " * 40, "b")])
+
+
+def test_few_prompts_of_many_turns_are_counted() -> None:
+    history = History(None, [Turn("a", "b")] * 1000)
+    counted: list[int] = []
+
+    def count(messages: Any) -> int:
+        counted.append(len(messages))
+        return len(messages)
+
+    prompt = history.fit("c", count, 101, 1)
+    assert (prompt.size, prompt.dropped) == (99, 951) and len(counted) < 15 and counted[-1] == 99
+
+
 def test_a_refused_message_drops_nothing() -> None:
     session = session_of(fake())
     session.history.turns.append(Turn("a", "b"))
@@ -251,6 +286,10 @@ def test_stats_and_help_say_what_there_is(capsys: pytest.CaptureFixture[str]) ->
         ("/save", "/save needs FILE"),
         ("/load /no/such/file", "/no/such/file: it cannot be read"),
         ("/read /no/such/file", "/no/such/file: it cannot be read"),
+        ("/read ~nobody9/x", "/read ~nobody9/x: Could not determine home directory. Give another file."),
+        ("/load ~nobody9/x", "/load ~nobody9/x: Could not determine home directory."),
+        ("/load " + "x" * 5000, "/load " + "x" * 40 + ": File name too long."),
+        ("/save a\0b", ": embedded null byte."),
         ("/copy", "standard output is none"),
         ("/drafter no-such", "no-such"),
         ("/drafts", "on a terminal alone"),
@@ -273,6 +312,34 @@ def test_a_command_that_cannot_be_followed_changes_nothing(
     assert llm.requests == []
 
 
+def test_a_folder_of_another_user_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("pathlib.Path.is_dir", refuse)
+    converse(session_of(fake()), "/save theirs/x")
+    assert "/save theirs/x: Permission denied. Give another file." in capsys.readouterr().err
+
+
+def test_what_fails_within_the_model_is_no_matter_of_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("of torch")
+
+    monkeypatch.setattr(chat_session, "open_beside", fail)
+    with pytest.raises(RuntimeError, match="of torch"):
+        converse(session_of(fake()), "/drafter suffix")
+
+
+@pytest.mark.parametrize("kind", ["xterm", "dumb"])
+def test_no_note_sends_controls_to_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], kind: str
+) -> None:
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    monkeypatch.setenv("TERM", kind)
+    Screen().note("loaded: \x1b]0;x\x07")
+    assert "loaded: ␛]0;x␇" in capsys.readouterr().err
+
+
 def test_a_drafter_is_changed_over_the_same_target() -> None:
     llm = LLM(FakeModel(), "prompt-lookup", tokenizer=PieceTokenizer([b"a"] * 11))
     settings = LLMOptions(num_draft_tokens=3, prefix_reuse="off")
@@ -286,6 +353,14 @@ def test_a_drafter_is_changed_over_the_same_target() -> None:
     assert session.drafter == "suffix:num_draft_tokens=5"
     run_command("/drafter none", Chat(session, Screen()))
     assert session.drafter == "none" and session.llm.drafter is None
+
+
+def test_another_drafter_has_the_memory_of_the_first() -> None:
+    llm = LLM("bundled", "prompt-lookup", cache_memory=0.01)
+    pool, context = llm.target.pool, llm.target.context_length
+    assert pool is not None and (bound := pool.num_pages)
+    assert open_beside(llm, "suffix", LLMOptions(cache_memory=0.01)).target.pool is pool
+    assert (pool.num_pages, llm.target.context_length) == (bound, context)
 
 
 @pytest.mark.parametrize("typed", ["/set temp 0", "/set temperature 0", "/temperature 0.0"])
@@ -358,7 +433,17 @@ def test_files_go_with_the_next_message(tmp_path: Path, capsys: pytest.CaptureFi
     err = capsys.readouterr().err
     assert "a.md goes with the next message: 2 of 64 tokens" in err
     assert "b.bin is no UTF-8 text" in err and "c.txt makes 64 tokens, and the context holds 64" in err
-    assert asked(llm) == [[(sent := "a.md:\n````\nsay ```x```\n````\n\none")], [sent, TEXT, "two"]]
+    assert asked(llm) == [[(sent := f"{tmp_path}/a.md:\n````\nsay ```x```\n````\n\none")], [sent, TEXT, "two"]]
+
+
+def test_two_files_of_one_name_go_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "x.py").write_text(folder)
+    llm = fake()
+    converse(session_of(llm), "/read a/x.py", "/read b/x.py", "one")
+    assert asked(llm) == [["a/x.py:\n```\na\n```\n\nb/x.py:\n```\nb\n```\n\none"]]
 
 
 # what is typed
@@ -384,6 +469,7 @@ def test_when_enter_begins_another_line(text: str, more: bool) -> None:
 @pytest.mark.parametrize(
     ("typed", "text", "is_command"),
     [
+        ("/\n", "/\n", False),
         ("hello", "hello", False),
         ("/help", "/help", True),
         ("/sytem x", "/sytem x", True),

@@ -120,6 +120,11 @@ def test_chats_are_listed_and_go_on(invoke: Invoke, chats: Path, opened: dict[st
     )
 
 
+def test_what_is_listed_holds_no_controls(invoke: Invoke, chats: Path) -> None:
+    Keeper(chats).keep("m\x1b", History(None, [Turn("\x1b]0;x\x07 a", "b")]), print)
+    assert invoke("chat", "--list").stdout.endswith("  ␛]0;x␇ a  (1 turn, m␛)\n")
+
+
 def test_a_kept_chat_that_is_loaded_goes_on_in_its_file(chats: Path) -> None:
     Keeper(chats).keep("m", History(None, [Turn("a", "b")]), print)
     [path] = kept_files()

@@ -146,7 +146,10 @@ def test_the_configuration_file_may_be_named_after_the_command(arguments: list[s
 
 @pytest.mark.parametrize(
     "typed",
-    ["chat it.gguf", "chat -m it.gguf", "chat --model=it.gguf", "run it.gguf --temp 0", "run --temp 0 -m it.gguf"],
+    [
+        *("chat it.gguf", "chat -m it.gguf", "chat -mit.gguf", "chat --model=it.gguf"),
+        *("run it.gguf --temp 0", "run --temp 0 -m it.gguf"),
+    ],
 )
 def test_a_model_is_an_argument_or_an_option(invoke: Invoke, monkeypatch: pytest.MonkeyPatch, typed: str) -> None:
     seen: list[str] = []

@@ -95,6 +95,24 @@ def test_damaged_manifests_are_told_and_not_listed(home: Path) -> None:
             find_stored(name)
 
 
+@pytest.mark.parametrize("closed", ["models", "blobs"])
+def test_an_unreadable_store_has_no_models(home: Path, monkeypatch: pytest.MonkeyPatch, closed: str) -> None:
+    pull(home / ".ollama" / "models", "registry.ollama.ai/library/qwen3/4b")
+    stat = os.stat
+
+    def refuse(path: object, **given: object) -> os.stat_result:
+        if f"/{closed}/" in str(path):
+            raise PermissionError(13, "Permission denied", str(path))
+        return stat(path, **given)  # type: ignore[call-overload, no-any-return]
+
+    monkeypatch.setattr("os.stat", refuse)
+    if closed == "models":
+        assert find_stored("qwen3:4b") is None
+        return
+    with pytest.raises(ModelLoadError, match="which is not there"):
+        find_stored("qwen3:4b")
+
+
 def test_folders_lm_studio_and_the_hub(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORERUN_MODELS", os.pathsep.join([str(home / "mine"), str(home / "none")]))
     mine = put(home / "mine" / "tiny-Q8_0.gguf")
@@ -115,6 +133,18 @@ def test_folders_lm_studio_and_the_hub(home: Path, monkeypatch: pytest.MonkeyPat
     assert [each.name for each in stored_models([home / "studio" / "models" / "owner" / "repository"])].count(
         "theirs"
     ) == 1
+
+
+def test_a_name_that_loads_another_model_is_not_listed(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORERUN_MODELS", os.pathsep.join([str(home / "a"), str(home / "b")]))
+    names = ("it", "smollm2", "bundled", "qwen3")
+    files = {folder: [put(home / folder / f"{name}.gguf") for name in names] for folder in ("a", "b")}
+    theirs = put(home / ".lmstudio" / "models" / "owner" / "repository" / "it.gguf")
+    blob = pull(home / ".ollama" / "models", "registry.ollama.ai/library/qwen3/latest")
+    paths = [theirs, *files["a"][1:], *files["b"]]
+    found = {each.name: each.path for each in stored_models()}
+    assert found == {"it": files["a"][0], "qwen3:latest": blob} | {str(path): path for path in paths}
+    assert all(find_source(name).path == path for name, path in found.items())  # type: ignore[attr-defined]
 
 
 def test_a_model_of_two_tags_has_two_names(home: Path) -> None:
@@ -139,4 +169,11 @@ def test_models_of_one_store_lie_beside_each_other(home: Path) -> None:
     small = pull(store, "registry.ollama.ai/library/qwen3/small", digest="cd" * 32)
     assert {each.path for each in siblings(large)} == {large, small}
     assert siblings(home / "else.gguf") == []
-    assert (stored_name(large), stored_name(home / "a.gguf")) == ("qwen3:4b", str(home / "a.gguf"))
+    assert stored_name(large) == "qwen3:4b"
+    (store / "manifests").rename(store / "elsewhere")
+    assert stored_name(large) == str(large)
+
+
+def test_the_name_of_a_plain_file_needs_no_manifest(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("forerun.utils.stores._of_ollama", lambda: pytest.fail("the store is read"))
+    assert stored_name(home / "a.gguf") == str(home / "a.gguf")

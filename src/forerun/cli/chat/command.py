@@ -11,7 +11,7 @@ import typer
 
 from forerun.cli import options
 from forerun.cli.chat import conversations
-from forerun.cli.chat.screen import Screen, silent_keys
+from forerun.cli.chat.screen import Screen, silent_keys, visible
 from forerun.cli.chat.session import History, Session, answer_message, counted
 from forerun.cli.chat.slash_commands import NOT_IN_CHATS, Chat, run_command
 from forerun.cli.flags import Flags, with_flags
@@ -62,7 +62,7 @@ def chat(
     """
     if list:
         for line in conversations.listed():
-            typer.echo(line)
+            typer.echo(visible(line))
         return
     screen = Screen()
     screen.show_drafts(show_drafts)

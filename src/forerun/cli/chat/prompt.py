@@ -142,7 +142,9 @@ class Prompt:
         quoted = text.lstrip().startswith(_QUOTES)
         if quoted:
             text = text.strip().removeprefix(_QUOTES).removesuffix(_QUOTES).strip("\n")
-        is_command = not quoted and text.startswith("/") and ("\n" not in text or text[1:].split()[0] in COMMANDS)
+        is_command = (
+            not quoted and text.startswith("/") and ("\n" not in text or (*text[1:].split(None, 1), "")[0] in COMMANDS)
+        )
         for mark, pasted in self._pastes.items():
             text = text.replace(mark, pasted)
         return text, is_command

@@ -116,8 +116,8 @@ class Screen:
     def note(self, text: str) -> None:
         """Print a line on standard error, below the answer."""
         self.end_line()
-        dim = self._err_is_terminal and self._styled
-        typer.echo(typer.style(visible(text), dim=True) if dim else text, err=True)
+        shown = visible(text) if self._err_is_terminal else text
+        typer.echo(typer.style(shown, dim=True) if self._err_is_terminal and self._styled else shown, err=True)
 
     def _print(self, text: str) -> None:
         print(text, end="", flush=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -51,10 +52,12 @@ class History:
     Attributes:
         system: the system message; None without one. It is never dropped.
         turns: the oldest first.
+        first: index of the first turn that prompts still hold; the context has no room for those before it.
     """
 
     system: str | None = None
     turns: list[Turn] = field(default_factory=list)
+    first: int = 0
 
     def messages(self, first: int = 0) -> list[Message]:
         """Return the system message and the turns from index `first` on, in the form that chat templates read."""
@@ -78,15 +81,22 @@ class History:
             PromptError: the message with the system message alone does not fit.
         """
         limit = context_length - min(max_tokens, context_length // 2)
-        for dropped in range(len(self.turns) + 1):
+        end = len(self.turns)
+
+        def prompt(dropped: int) -> FittedPrompt:
             messages = [*self.messages(dropped), {"role": "user", "content": text}]
-            size = count(messages)
-            if size <= (context_length - 1 if dropped == len(self.turns) else limit):
-                return FittedPrompt(messages, size, dropped)
+            return FittedPrompt(messages, count(messages), dropped)
+
+        fitted = prompt(self.first if self.first < end else 0)  # turns may have been taken back
+        if fitted.size > limit and end:
+            least = bisect_left(range(end), True, fitted.dropped + 1, key=lambda each: prompt(each).size <= limit)
+            fitted = prompt(least)
+        if fitted.size <= (context_length - 1 if fitted.dropped == end else limit):
+            return fitted
         subject = "The message" if self.system is None else "The message with the system message"
         raise PromptError(
-            f"{subject} makes a prompt of {size} tokens, but the context holds {context_length}, and at least one "
-            "position is needed for the answer. Shorten it; the chat so far is kept."
+            f"{subject} makes a prompt of {fitted.size} tokens, but the context holds {context_length}, and at least "
+            "one position is needed for the answer. Shorten it; the chat so far is kept."
         )
 
 
@@ -144,7 +154,7 @@ class Session:
         history: the messages so far.
         answers: by drafter, in the order of their first answer.
         template: what the chat template is given beside the messages.
-        files: name -> text of the files that go with the next message.
+        files: path as it was given -> text of the files that go with the next message.
         draft: what stands in the prompt for the next message.
         replaces: the next message replaces the last turn.
     """
@@ -172,7 +182,7 @@ class Session:
         """
         context = self.llm.target.context_length
         prompt = self.history.fit(text, self.count, context, self.params.max_tokens)
-        if prompt.dropped:
+        if prompt.dropped > self.history.first:
             note(
                 f"the context holds {context} tokens: the oldest turns are dropped from here on "
                 f"({prompt.dropped} of {len(self.history.turns)})"
@@ -181,8 +191,8 @@ class Session:
             note(f"the message leaves {context - prompt.size} tokens for the answer")
         outputs, times, interrupted = follow(self.llm, prompt.messages, self.params, show, self.template)
         answer = ChatAnswer(outputs[0], times, interrupted)
-        del self.history.turns[: prompt.dropped]
         if answer.kept:
+            self.history.first = prompt.dropped
             self.history.turns.append(Turn(text, answer.output.text))
         self.answers.setdefault(self.drafter, []).append(answer)
         return answer
@@ -239,7 +249,8 @@ class Session:
 
 
 def open_beside(llm: LLM, drafter: str, settings: LLMOptions) -> LLM:
-    """Open an engine with another drafter over the same target. Raises DrafterError, ConfigError, ModelLoadError."""
+    """Open an engine with another drafter over the same target, whose pool stays as `cache_memory` has bounded it.
+    Raises DrafterError, ConfigError, ModelLoadError."""
     from forerun.engine import LLM
 
     return LLM(

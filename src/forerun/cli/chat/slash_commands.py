@@ -15,11 +15,11 @@ from forerun.cli.answers import acceptance_text, stderr_lines
 from forerun.cli.chat import session as chat_session
 from forerun.cli.chat.conversations import Conversation, Keeper, chats_folder, find_file, save
 from forerun.cli.chat.screen import Screen
-from forerun.cli.chat.session import ChatAnswer, Session, answer_message, counted
+from forerun.cli.chat.session import ChatAnswer, History, Session, answer_message, counted
 from forerun.cli.flags import Flag
 from forerun.config import NO_DRAFTER, SamplingParams
 from forerun.drafters.registry import DRAFTERS
-from forerun.errors import ConfigError
+from forerun.errors import ConfigError, ForerunError
 from forerun.utils.fields import described
 from forerun.utils.habits import HABITS, hint
 from forerun.utils.json_file import read_bytes
@@ -68,7 +68,7 @@ def run_command(line: str, chat: Chat) -> str:
     """Run a command and return its message.
 
     Raises:
-        ConfigError: there is no such command, or it needs an argument or takes none.
+        ConfigError: there is no such command, or it needs an argument or takes none, or its file cannot be had.
         DrafterError, ModelLoadError, PromptError: its argument is invalid; nothing is changed.
         EOFError: the command ends the chat.
     """
@@ -87,7 +87,15 @@ def run_command(line: str, chat: Chat) -> str:
         raise ConfigError(f"/{name} takes no argument.")
     if not text and command.argument and command.argument[0] != "[":
         raise ConfigError(f"/{name} needs {command.argument}: {command.about}.")
-    return command.run(chat, text)
+    try:
+        return command.run(chat, text)
+    except ForerunError:
+        raise
+    except (OSError, RuntimeError, ValueError) as error:  # of a path that cannot be, or that is closed to this user
+        if command.argument != "FILE":
+            raise
+        reason = str(getattr(error, "strerror", None) or error).rstrip(".")
+        raise ConfigError(f"/{name} {text[:40]}: {reason}. Give another file.") from None
 
 
 def _help(chat: Chat, text: str) -> str:
@@ -102,10 +110,10 @@ def _exit(chat: Chat, text: str) -> str:
 
 def _clear(chat: Chat, text: str) -> str:
     chat.keep()
-    chat.session.history.turns.clear()
+    history = chat.session.history = History(chat.session.history.system)
     chat.session.files.clear()
-    chat.keeper.go_on(None, chat.session.history)
-    return "the chat is empty" + ("" if chat.session.history.system is None else "; the system message stays")
+    chat.keeper.go_on(None, history)
+    return "the chat is empty" + ("" if history.system is None else "; the system message stays")
 
 
 def _save(chat: Chat, text: str) -> str:
@@ -138,8 +146,8 @@ def _read(chat: Chat, text: str) -> str:
     most = chat.session.llm.target.context_length
     if size >= most:
         raise ConfigError(f"{path} makes {size} tokens, and the context holds {most}. Read a shorter one.")
-    chat.session.files[path.name] = decoded
-    return f"{path.name} goes with the next message: {size} of {most} tokens"
+    chat.session.files[text] = decoded
+    return f"{text} goes with the next message: {size} of {most} tokens"
 
 
 def _regen(chat: Chat, text: str) -> str:
@@ -262,7 +270,7 @@ def _state(session: Session) -> list[str]:
 
     target = session.llm.target
     turns = session.history.turns
-    size = session.count(session.history.messages()) if turns else 0
+    size = session.count(session.history.messages(session.history.first)) if turns else 0
     return [
         f"history: {counted(len(turns), 'turn')}, {size} of {target.context_length} tokens",
         f"target: {target.name}, {number_format(target)}, {target.exactness}; drafter: {session.drafter}",
