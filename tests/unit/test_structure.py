@@ -19,7 +19,7 @@ MOST: dict[str, float] = {
     "tuple assignments in 1,000 statements": 2.2,
     "nested conditional expressions": 0,
     "imports inside functions": 339,
-    "lambdas": 308,
+    "lambdas": 309,
     "depth of classes": 4,
     "public names in several modules": 2,
 }
