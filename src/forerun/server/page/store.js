@@ -65,12 +65,24 @@ class Table {
   get = (/** @type {string} */ id) => result(this.begin("readonly").get(id));
   of = (/** @type {string} */ conversation) =>
     result(this.begin("readonly").index("conversation").getAll(conversation));
-  put = (/** @type {any} */ value) => result(this.begin("readwrite").put(value));
-  delete = (/** @type {string} */ id) => result(this.begin("readwrite").delete(id));
-  async update(/** @type {string} */ id, /** @type {any} */ changes) {
-    const table = this.begin("readwrite"); // one transaction: no tab writes between the two
-    const old = await result(table.get(id));
-    await result(table.put({ ...old, ...changes, id }));
+  put = (/** @type {any} */ value) => this.#write((table) => table.put(value));
+  delete = (/** @type {string} */ id) => this.#write((table) => table.delete(id));
+  update = (/** @type {string} */ id, /** @type {any} */ changes) =>
+    this.#write(async (table) => {
+      const old = await result(table.get(id));
+      table.put({ ...old, ...changes, id });
+    });
+
+  /** Write in one transaction, so that no tab writes between, until it is kept: a full storage ends the transaction, not
+   * the request. @param {(table: IDBObjectStore) => any} work */
+  async #write(work) {
+    const table = this.begin("readwrite");
+    const { transaction } = table;
+    const ended = new Promise((resolve, reject) => {
+      transaction.oncomplete = resolve;
+      transaction.onabort = () => reject(transaction.error);
+    });
+    await Promise.all([ended, work(table)]);
   }
 }
 
@@ -119,6 +131,9 @@ export class Store extends EventTarget {
   /** Keep a message as it is now. @param {Message} message */
   keep = (message) => this.#write(message.conversation, () => this.messages.put(message));
 
+  /** Keep the person's defaults. @param {import("./settings.js").Settings} settings */
+  keepDefaults = (settings) => this.#write("", () => this.kept.put({ id: "defaults", settings }));
+
   /** Forget a message. @param {Message} message */
   drop = (message) => this.#write(message.conversation, () => this.messages.delete(message.id));
 
@@ -138,7 +153,7 @@ export class Store extends EventTarget {
     return new Set([...titled.map((each) => each.id), ...said.map((each) => each.conversation)]);
   }
 
-  /** @param {string} conversation @param {() => Promise<void>} work */
+  /** @param {string} conversation  "": none @param {() => Promise<void>} work */
   async #write(conversation, work) {
     try {
       await work();
