@@ -100,12 +100,13 @@ def test_an_answer_goes_on(page: Page, served: Served) -> None:
     page.set(max_tokens=10, seed=5)
     sent = bodies(page)
     page.ask("Write a class.")
-    first = page.texts(SHOWN)[0]
+    first, prompt = page.texts(SHOWN)[0], page.texts(".more dd")[0].partition(",")[0]
     page.act("Continue")
     page.ended()
     assert sent[-1]["continue_final_message"] and sent[-1]["messages"][-1]["role"] == "assistant"
     assert len(page.texts(SHOWN)) == 1 and len(page.texts(SHOWN)[0]) > len(first)
     assert "20 tokens" in page.texts(".line")[0]
+    assert page.texts(".more dd")[0].partition(",")[0] == prompt
 
 
 def test_versions_stay_beside_each_other(page: Page) -> None:
@@ -155,6 +156,27 @@ def test_a_default_is_for_all_conversations(page: Page) -> None:
     sent = bodies(page)
     page.ask("Hello")
     assert sent[0]["messages"][0]["content"] == "Speak plainly." and sent[0]["max_tokens"] == 4
+    page.tab.click("#set")
+    page.tab.fill("#set-seed", "7")
+    page.tab.check("#as-default")
+    assert page.tab.input_value("#set-max_tokens") == "4" and page.tab.input_value("#set-seed") == "7"
+    page.tab.fill("#set-system", "")
+    page.tab.click("#settings button[value=save]")
+    page.ask("Again")
+    assert [each["role"] for each in sent[1]["messages"]] == ["user", "assistant", "user"] and sent[1]["seed"] == 7
+
+
+def test_a_default_that_the_server_does_not_have_is_left_out(page: Page) -> None:
+    page.tab.route("**/health", lambda route: route.fulfill(json={"status": "ok", "cannot": {"response_format": "a"}}))
+    page.tab.click("#set")
+    page.tab.fill("#set-schema", "{")
+    page.tab.check("#as-default")
+    page.tab.click("#settings button[value=save]")
+    page.tab.reload()
+    page.until("!document.getElementById('send').disabled")
+    page.answer_with(["Yes."])
+    page.ask("Hello")
+    assert page.texts(".line .state") == ["complete"]
 
 
 def test_find_rename_delete_and_undo(page: Page) -> None:

@@ -87,9 +87,9 @@ async function askForSettings() {
   const given = await ask(server, conversations.talk.conversation.settings, conversations.defaults);
   if (!given) return;
   if (given.asDefault) {
-    conversations.defaults = { ...conversations.defaults, ...given.settings };
-    await store.kept.put({ id: "defaults", settings: conversations.defaults });
-    await conversations.set({});
+    conversations.defaults = given.settings;
+    await store.keepDefaults(given.settings);
+    conversations.show();
   } else await conversations.set(given.settings);
 }
 
