@@ -82,6 +82,16 @@ function begin() {
   at("input").focus();
 }
 
+/** Show the conversation that the address names, or none. */
+async function openNamed() {
+  try {
+    await conversations.open(location.hash.slice(1) || null);
+  } catch (error) {
+    await conversations.open(null);
+    complain(`The conversation cannot be shown, for it is damaged (${error.message}). “Export all” has it as it is.`);
+  }
+}
+
 async function askForSettings() {
   if (!server.model) return;
   const given = await ask(server, conversations.talk.conversation.settings, conversations.defaults);
@@ -191,7 +201,7 @@ function listen() {
   at("menu").addEventListener("click", (event) => event.target.closest("button") && at("menu").removeAttribute("open"));
   addEventListener(
     "hashchange",
-    () => (showList(false), complain(""), conversations.open(location.hash.slice(1) || null)),
+    () => (showList(false), complain(""), openNamed()),
   );
   for (const name of ["show", "open"])
     conversations.addEventListener(name, () => (showWriting(), showTitle(), composer.count()));
@@ -216,6 +226,7 @@ listen();
 applyLook();
 await store.open();
 conversations.defaults = (await store.kept.get("defaults"))?.settings ?? {};
-await conversations.open(location.hash.slice(1) || null);
+const connected = server.connect(); // whatever comes of what was kept
+await openNamed();
 sidebar.show();
-await server.connect();
+await connected;
