@@ -100,12 +100,13 @@ def test_an_answer_goes_on(page: Page, served: Served) -> None:
     page.set(max_tokens=10, seed=5)
     sent = bodies(page)
     page.ask("Write a class.")
-    first = page.texts(SHOWN)[0]
+    first, prompt = page.texts(SHOWN)[0], page.texts(".more dd")[0].partition(",")[0]
     page.act("Continue")
     page.ended()
     assert sent[-1]["continue_final_message"] and sent[-1]["messages"][-1]["role"] == "assistant"
     assert len(page.texts(SHOWN)) == 1 and len(page.texts(SHOWN)[0]) > len(first)
     assert "20 tokens" in page.texts(".line")[0]
+    assert page.texts(".more dd")[0].partition(",")[0] == prompt
 
 
 def test_versions_stay_beside_each_other(page: Page) -> None:
@@ -155,9 +156,30 @@ def test_a_default_is_for_all_conversations(page: Page) -> None:
     sent = bodies(page)
     page.ask("Hello")
     assert sent[0]["messages"][0]["content"] == "Speak plainly." and sent[0]["max_tokens"] == 4
+    page.tab.click("#set")
+    page.tab.fill("#set-seed", "7")
+    page.tab.check("#as-default")
+    assert page.tab.input_value("#set-max_tokens") == "4" and page.tab.input_value("#set-seed") == "7"
+    page.tab.fill("#set-system", "")
+    page.tab.click("#settings button[value=save]")
+    page.ask("Again")
+    assert [each["role"] for each in sent[1]["messages"]] == ["user", "assistant", "user"] and sent[1]["seed"] == 7
 
 
-def test_find_rename_delete_and_undo(page: Page) -> None:
+def test_a_default_that_the_server_does_not_have_is_left_out(page: Page) -> None:
+    page.tab.route("**/health", lambda route: route.fulfill(json={"status": "ok", "cannot": {"response_format": "a"}}))
+    page.tab.click("#set")
+    page.tab.fill("#set-schema", "{")
+    page.tab.check("#as-default")
+    page.tab.click("#settings button[value=save]")
+    page.tab.reload()
+    page.until("!document.getElementById('send').disabled")
+    page.answer_with(["Yes."])
+    page.ask("Hello")
+    assert page.texts(".line .state") == ["complete"]
+
+
+def test_find_rename_delete_and_undo(page: Page, tabs: Callable[[], Page]) -> None:
     page.set(max_tokens=4)
     page.ask("Apples")
     page.tab.keyboard.press("Control+k")
@@ -176,9 +198,45 @@ def test_find_rename_delete_and_undo(page: Page) -> None:
     page.tab.click("#menu summary")
     page.tab.click("#delete")
     page.until("document.querySelectorAll('#list a').length === 1 && !document.querySelector('.message')")
+    tabs()  # which may not take what can still be undone away
     page.tab.click(".notice button:has-text('Undo')")
     page.until("document.querySelectorAll('#list a').length === 2")
     assert page.texts(".user .text") == ["Pears"]
+    page.tab.fill("#search", "pears")
+    page.until("document.querySelectorAll('#list a').length === 1")
+    assert page.texts("#list a") == ["Fruit"]
+
+
+def test_what_another_tab_removed_is_not_made_anew(page: Page) -> None:
+    page.answer_with(["Yes."])
+    page.ask("Hello")
+    page.tab.evaluate("""async () => {
+        const {Store} = await import("/page/store.js");
+        const store = new Store();
+        await store.open();
+        await store.remove(location.hash.slice(1));
+        await store.change(location.hash.slice(1), {deleted: 0});
+    }""")
+    page.until("!document.querySelector('.message, #list a')")
+
+
+def test_a_damaged_conversation_leaves_the_page_alive(page: Page) -> None:
+    page.answer_with(["Yes."])
+    page.ask("Hello")
+    page.tab.evaluate("""async () => {
+        const {Store} = await import("/page/store.js");
+        const store = new Store();
+        await store.open();
+        const [message] = await store.messages.of(location.hash.slice(1));
+        await store.messages.put({...message, files: "damaged"});
+    }""")
+    page.tab.reload()
+    page.until("document.getElementById('problem').textContent.includes('cannot be shown')")
+    page.until("!document.getElementById('send').disabled")
+    page.answer_with(["Still here."])
+    page.tab.keyboard.press("Control+k")
+    page.ask("Hello")
+    assert page.texts(".assistant .text")[0].strip() == "Still here."
 
 
 @pytest.mark.parametrize("kind", ["json", "markdown"])
@@ -202,6 +260,14 @@ def test_export_and_import(page: Page, kind: str, tmp_path: Path) -> None:
     page.tab.keyboard.press("Escape")
 
 
+def damaged(**fields: object) -> str:
+    """Return an export whose second message has wrong fields; both have one id where it has no other."""
+    first = {"id": "a", "parent": "", "role": "user", "content": "Hello"}
+    second = {"id": "a" if "parent" in fields else "b", "parent": "a", "role": "assistant", "content": "Yes"} | fields
+    whole = [{"conversation": {"title": "a"}, "messages": [first, second]}]
+    return json.dumps({"format": "forerun-conversations", "version": 1, "conversations": whole})
+
+
 @pytest.mark.parametrize(
     ("content", "said"),
     [
@@ -210,6 +276,11 @@ def test_export_and_import(page: Page, kind: str, tmp_path: Path) -> None:
         ('{"format": "forerun-conversations", "version": 9}', "version 9"),
         ('{"format": "forerun-conversations", "version": 1, "conversations": [{"conversation": {"title": "a"}}]}', "1"),
         ("# A text\n", "<!-- user -->"),
+        (damaged(files="a"), "conversation 1 is not complete"),
+        (damaged(figures={}), "conversation 1 is not complete"),
+        (damaged(calls=[{"id": "a"}]), "conversation 1 is not complete"),
+        (damaged(drafts=[["a"]]), "conversation 1 is not complete"),
+        (damaged(parent="a"), "conversation 1 is not complete"),
     ],
 )
 def test_a_wrong_file_overwrites_nothing(page: Page, content: str, said: str, tmp_path: Path) -> None:

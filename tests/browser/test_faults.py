@@ -104,28 +104,68 @@ def test_a_key_is_asked_for_once(browser: Any) -> None:
         page.until("document.getElementById('connection').textContent === ''")
         assert page.tab.is_hidden("#key-dialog")
         assert page.tab.evaluate("localStorage.getItem('key')") is None
+        page.tab.click("#tell")
+        page.tab.click("#forget-key")
+        page.tab.evaluate("sessionStorage.setItem('key', 'wrong')")
+        page.tab.reload()
+        page.tab.wait_for_selector("#key-dialog[open]")
+        page.tab.keyboard.press("Escape")
+        page.until("document.getElementById('problem').textContent.includes('asks for it again')")
+        page.tab.evaluate("window.dispatchEvent(new Event('focus'))")
+        page.tab.wait_for_timeout(300)
+        assert page.tab.is_hidden("#key-dialog")
+        page.tab.click("#tell")
+        page.tab.wait_for_selector("#key-dialog[open]")
+        page.tab.fill("#key", KEY)
+        page.tab.check("#key-long")
+        page.tab.click("#key-dialog button[value=save]")
+        page.until("document.getElementById('connection').textContent === ''")
+        assert page.tab.input_value("#key") == ""
+        assert page.tab.evaluate("[sessionStorage.getItem('key'), localStorage.getItem('key')]") == [None, KEY]
         context.close()
         assert not page.problems
 
 
-@pytest.mark.parametrize(
-    ("broken", "said"),
-    [
-        ("indexedDB.open = () => { throw new DOMException('forbidden here', 'SecurityError'); }", "keeps nothing"),
-        ("IDBObjectStore.prototype.put = () => { throw new DOMException('', 'QuotaExceededError'); }", "full"),
-    ],
-)
-def test_storage_that_is_forbidden_or_full(browser: Any, served: Served, broken: str, said: str) -> None:
+def test_storage_that_is_forbidden(browser: Any, served: Served) -> None:
     context = browser.new_context()
     page = Page(context, served.url)
-    page.tab.add_init_script(broken)
+    page.tab.add_init_script("indexedDB.open = () => { throw new DOMException('forbidden', 'SecurityError'); }")
     page.open()
     page.set(max_tokens=4)
     page.ask("Hello")
     assert len(page.texts(".message")) == 2 and page.texts(".line .state") == ["cut at 4 tokens"]
-    assert any(said in each for each in page.texts(".notice"))
+    assert any("keeps nothing" in each for each in page.texts(".notice"))
     context.close()
     assert not page.problems
+
+
+def test_a_page_without_any_storage_starts(browser: Any, served: Served) -> None:
+    context = browser.new_context()
+    page = Page(context, served.url)
+    page.tab.add_init_script("""for (const name of ["sessionStorage", "localStorage"])
+        Object.defineProperty(window, name, {get() { throw new DOMException("blocked", "SecurityError"); }});""")
+    page.open()
+    page.tab.uncheck("#colours")
+    page.answer_with([["Coloured", "one"]])
+    page.ask("Hello")
+    assert page.tab.is_enabled("#send") and not any(page.coloured()) and not page.tab.is_checked("#colours")
+    context.close()
+    assert not page.problems
+
+
+def test_storage_that_is_full(page: Page, served: Served) -> None:
+    session = page.tab.context.new_cdp_session(page.tab)
+    session.send("Storage.overrideQuotaForOrigin", {"origin": served.url, "quotaSize": 1})
+    page.answer_with(["Lost ", "text"])
+    page.ask("Hello")
+    page.until("document.querySelector('.notice')?.textContent.includes('its storage is full')")
+    assert len(page.texts(".message")) == 2
+    session.send("Storage.overrideQuotaForOrigin", {"origin": served.url})
+    page.tab.keyboard.press("Control+k")
+    page.ask("More")
+    page.tab.reload()
+    page.until("document.querySelectorAll('.message').length === 2")
+    assert page.texts(".user .text") == ["More"] and not page.texts(".notice")
 
 
 def test_another_version_of_the_server_is_told(page: Page) -> None:

@@ -176,3 +176,27 @@ def test_calls_of_tools_and_their_results(page: Page) -> None:
     assert [each["role"] for each in sent] == ["user", "assistant", "tool"]
     assert sent[1]["tool_calls"][0]["id"] == sent[2]["tool_call_id"] == "c1"
     assert page.texts(".message.tool .text") == ["Rain"]
+
+
+def test_the_last_result_of_several_calls_is_answered(page: Page) -> None:
+    function = {"name": "weather", "arguments": "{}"}
+    page.answer_with(
+        [{"tool_calls": [{"index": index, "id": f"c{index}", "function": function}]} for index in range(2)],
+        ending="tool_calls",
+    )
+    page.ask("Weather in two towns?")
+    page.tab.locator(".call textarea").nth(0).fill("Rain")
+    page.tab.locator(".call textarea").nth(1).fill("Sun")
+    page.tab.locator(".call button").nth(1).click()
+    page.until("document.querySelectorAll('.call textarea').length === 1")
+    assert page.tab.evaluate("window.asked.length") == 1 and page.tab.input_value(".call textarea") == "Rain"
+    page.answer_with(["Mixed."])
+    page.tab.click(".call button")
+    page.ended()
+    sent = page.tab.evaluate("window.asked[0].messages")
+    assert [each.get("tool_call_id") for each in sent] == [None, None, "c1", "c0"] and not page.texts(".call textarea")
+    page.tab.locator(".message.tool").first.locator("button", has_text="Edit").click()
+    page.tab.keyboard.type("Sun and wind")
+    page.tab.keyboard.press("Enter")
+    page.until("document.querySelectorAll('.call textarea').length === 1")
+    assert page.tab.evaluate("window.asked.length") == 1 and len(page.texts(".message")) == 3

@@ -1,6 +1,6 @@
 // The box in which a message is written, with its files and their tokens.
 
-import { at, el } from "./dom.js";
+import { at, el, keep, kept } from "./dom.js";
 import { read } from "./files.js";
 import { counted } from "./figures.js";
 import { fenced } from "./request.js";
@@ -25,7 +25,7 @@ export class Composer {
     this.server = server;
     this.owner = owner;
     this.input = at("input");
-    this.input.value = sessionStorage.getItem("draft") ?? "";
+    this.input.value = kept("draft");
     this.input.addEventListener("input", () => this.#typed());
     this.input.addEventListener("keydown", (/** @type {KeyboardEvent} */ event) => this.#pressed(event));
     this.input.addEventListener("paste", (/** @type {ClipboardEvent} */ event) => this.#pasted(event));
@@ -109,7 +109,7 @@ export class Composer {
   }
 
   #typed() {
-    sessionStorage.setItem("draft", this.input.value.slice(0, 2 ** 20));
+    keep("draft", this.input.value.slice(0, 2 ** 20));
     clearTimeout(this.#timer);
     const text = this.input.value;
     this.#textTokens = Math.ceil(text.length / 4);

@@ -7,7 +7,7 @@ import { Follow } from "./follow.js";
 import { MessageView } from "./message.js";
 import { isText } from "./request.js";
 import { newConversation } from "./transfer.js";
-import { following, newMessage, path, upTo } from "./tree.js";
+import { following, lacking, newMessage, path, upTo } from "./tree.js";
 
 /**
  * @import {Conversation, Message, Store} from "./store.js"
@@ -136,7 +136,7 @@ export class Conversations extends EventTarget {
       canCompare: Boolean(server.model?.drafters.length),
       isColoured: this.isColoured,
       isElsewhere: !message.end && Date.now() - (message.kept ?? 0) < 3 * KEPT_EVERY,
-      isLast: message === shown.at(-1),
+      lacking: lacking(shown, message),
     };
   }
 
@@ -245,7 +245,12 @@ export class Conversations extends EventTarget {
     const { talk } = this;
     const more = message.role === "assistant" ? { end: "stop" } : { files: message.files, call: message.call };
     const made = newMessage(talk.conversation, message.parent, message.role, { ...more, content: text });
-    if (message.role !== "assistant") return void this.#ask(talk, made);
+    if (message.role !== "assistant") return this.#give(talk, made);
+    this.#put(talk, made);
+  }
+
+  /** Add a message that nothing answers. @param {Talk} talk @param {Message} made */
+  #put(talk, made) {
     this.#add(talk, made);
     this.store.keep(made);
     this.store.change(talk.conversation.id, { chosen: talk.conversation.chosen });
@@ -292,7 +297,20 @@ export class Conversations extends EventTarget {
   result(message, call, text) {
     const { talk } = this;
     const last = path(talk.messages, talk.conversation.chosen).at(-1);
-    this.#ask(talk, newMessage(talk.conversation, last?.id ?? message.id, "tool", { content: text, call: call.id }));
+    this.#give(
+      talk,
+      newMessage(talk.conversation, last?.id ?? message.id, "tool", { content: text, call: call.id }),
+    );
+  }
+
+  /** Add a message, and let it be answered where it is no result beside which others are lacking.
+   * @param {Talk} talk @param {Message} made */
+  #give(talk, made) {
+    const before = upTo(talk.messages, made.parent);
+    const answer = before.findLast((each) => each.role === "assistant");
+    const isLast = made.role !== "tool" || !answer || lacking(before, answer).every((id) => id === made.call);
+    if (isLast) this.#ask(talk, made);
+    else this.#put(talk, made);
   }
 
   /** @param {Message} message */

@@ -55,6 +55,29 @@ export function sayingSentences() {
   };
 }
 
+/** @type {Map<string, string>} */ const forbidden = new Map(); // what the browser does not keep
+
+/** Return the text that is kept under a name, in this tab or in this browser; "" for none. @param {string} name */
+export function kept(name) {
+  try {
+    return sessionStorage.getItem(name) ?? localStorage.getItem(name) ?? forbidden.get(name) ?? "";
+  } catch {
+    return forbidden.get(name) ?? "";
+  }
+}
+
+/** Keep a text under a name, in place of what was there; "" for none. Where the browser forbids it, the page has it
+ * until it ends. @param {string} name @param {string} value @param {boolean} [forLong]  beyond this tab */
+export function keep(name, value, forLong = false) {
+  forbidden.delete(name);
+  try {
+    for (const storage of [sessionStorage, localStorage]) storage.removeItem(name);
+    if (value) (forLong ? localStorage : sessionStorage).setItem(name, value);
+  } catch {
+    forbidden.set(name, value);
+  }
+}
+
 /** Put a text into the clipboard, and say so on the button. @param {string} text @param {HTMLElement} button */
 export async function copy(text, button) {
   const label = button.textContent;

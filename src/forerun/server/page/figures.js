@@ -27,6 +27,8 @@ export function joined(before, after) {
     first: before.first,
     seconds: before.seconds + after.seconds - waited,
     tokens: before.tokens + after.tokens,
+    prompt: before.prompt, // that of the second part has the first one in it
+    cached: before.cached,
     decoding: undefined, // of the last part alone, so not of the answer
   };
 }

@@ -27,7 +27,7 @@ import { Rendered } from "./render.js";
  * @property {boolean} canCompare
  * @property {boolean} isColoured
  * @property {boolean} isElsewhere  it is being written by another tab
- * @property {boolean} isLast
+ * @property {string[]} lacking  ids of its calls without a result
  */
 
 const WHO = { user: "You", assistant: "Answer", tool: "Result of a tool" };
@@ -106,12 +106,14 @@ export class MessageView {
   }
 
   /** @param {State} state */
-  #showCalls({ answer, isLast }) {
-    if (this.#calls.contains(document.activeElement)) return; // a result is being written
+  #showCalls({ answer, lacking }) {
+    if (this.#calls.querySelector("textarea:focus")) return; // a result is being written
+    const written = new Map([...this.#calls.querySelectorAll("textarea")].map((each) => [each.name, each.value]));
     const shown = (this.message.calls ?? []).map((call) => {
-      const given = el("textarea", { rows: 2, "aria-label": `Result of ${call.function.name}` });
+      const given = el("textarea", { rows: 2, "aria-label": `Result of ${call.function.name}`, name: call.id });
+      given.value = written.get(call.id) ?? "";
       const give = button("Give the result", () => this.actions.result(this.message, call, given.value));
-      const row = answer || !isLast ? [] : [el("div", { class: "row" }, given, give)];
+      const row = answer || !lacking.includes(call.id) ? [] : [el("div", { class: "row" }, given, give)];
       const name = el("strong", {}, call.function.name);
       return el("div", { class: "call" }, "Calls ", name, el("pre", { tabindex: 0 }, call.function.arguments), ...row);
     });

@@ -2,7 +2,7 @@
 
 import { Composer } from "./composer.js";
 import { Conversations } from "./conversation.js";
-import { at, el, notice } from "./dom.js";
+import { at, el, keep, kept, notice } from "./dom.js";
 import { isText } from "./request.js";
 import { Server } from "./server.js";
 import { ask } from "./settings.js";
@@ -44,7 +44,7 @@ function editLast() {
 function showServer() {
   const { model, problem } = server;
   at("model").textContent = model?.id.split(/[\\/]/).pop() ?? ""; // a file's name is enough of its path
-  at("connection").textContent = problem ? (model ? "not connected" : "connecting…") : "";
+  at("connection").textContent = problem ? (problem === "connecting" ? "connecting…" : "not connected") : "";
   at("connection").title = problem;
   if (problem && problem !== "connecting") complain(problem);
   else if (at("problem").textContent.startsWith("The server does not answer")) complain("");
@@ -82,14 +82,24 @@ function begin() {
   at("input").focus();
 }
 
+/** Show the conversation that the address names, or none. */
+async function openNamed() {
+  try {
+    await conversations.open(location.hash.slice(1) || null);
+  } catch (error) {
+    await conversations.open(null);
+    complain(`The conversation cannot be shown, for it is damaged (${error.message}). “Export all” has it as it is.`);
+  }
+}
+
 async function askForSettings() {
   if (!server.model) return;
   const given = await ask(server, conversations.talk.conversation.settings, conversations.defaults);
   if (!given) return;
   if (given.asDefault) {
-    conversations.defaults = { ...conversations.defaults, ...given.settings };
-    await store.kept.put({ id: "defaults", settings: conversations.defaults });
-    await conversations.set({});
+    conversations.defaults = given.settings;
+    await store.keepDefaults(given.settings);
+    conversations.show();
   } else await conversations.set(given.settings);
 }
 
@@ -97,20 +107,22 @@ async function askForSettings() {
 server.askForKey = (reason) => {
   const dialog = at("key-dialog");
   at("key-reason").textContent = reason || "This server wants a key.";
-  at("key").value = "";
   dialog.returnValue = "";
   dialog.showModal();
   return new Promise((resolve) => {
     const closed = () => {
-      if (dialog.returnValue !== "save") return resolve(null);
-      server.keepKey(at("key").value, at("key-long").checked);
-      resolve(at("key").value);
+      const key = dialog.returnValue === "save" ? at("key").value : null;
+      at("key").value = "";
+      if (key !== null) keep("key", key, at("key-long").checked);
+      resolve(key);
     };
     dialog.addEventListener("close", closed, { once: true });
   });
 };
 
 async function showAbout() {
+  await server.look(true);
+  if (!server.model) return complain(server.problem);
   const live = await server.json("/live").catch((error) => ({ problem: error.message }));
   const { model, cannot, version } = server;
   const facts = [
@@ -124,13 +136,14 @@ async function showAbout() {
     ...Object.entries(cannot).map(([name, why]) => [`No ${name}`, why]),
   ];
   at("facts").replaceChildren(...facts.flatMap(([name, value]) => [el("dt", {}, name), el("dd", {}, String(value))]));
+  at("forget-key").hidden = !kept("key");
   at("about").showModal();
 }
 
 /** Colour by theme and drafts as the person chose; kept in this browser. */
 function applyLook() {
-  const theme = localStorage.getItem("theme") ?? "";
-  const isColoured = localStorage.getItem("colours") !== "off";
+  const theme = kept("theme");
+  const isColoured = kept("colours") !== "off";
   document.documentElement.dataset.theme = theme;
   at("theme").value = theme;
   at("colours").checked = conversations.isColoured = isColoured;
@@ -169,12 +182,13 @@ function listen() {
   for (const id of ["new", "new-phone"]) at(id).addEventListener("click", () => (showList(false), begin()));
   at("set").addEventListener("click", askForSettings);
   at("tell").addEventListener("click", showAbout);
+  at("forget-key").addEventListener("click", () => (keep("key", ""), at("about").close()));
   at("keys-button").addEventListener("click", () => at("keys").showModal());
   at("menu-list").addEventListener("click", () => showList(!document.body.classList.contains("listing")));
   at("shade").addEventListener("click", () => showList(false));
-  at("theme").addEventListener("change", () => (localStorage.setItem("theme", at("theme").value), applyLook()));
+  at("theme").addEventListener("change", () => (keep("theme", at("theme").value, true), applyLook()));
   at("colours").addEventListener("change", () => {
-    localStorage.setItem("colours", at("colours").checked ? "on" : "off");
+    keep("colours", at("colours").checked ? "on" : "off", true);
     applyLook();
     conversations.show();
   });
@@ -187,7 +201,7 @@ function listen() {
   at("menu").addEventListener("click", (event) => event.target.closest("button") && at("menu").removeAttribute("open"));
   addEventListener(
     "hashchange",
-    () => (showList(false), complain(""), conversations.open(location.hash.slice(1) || null)),
+    () => (showList(false), complain(""), openNamed()),
   );
   for (const name of ["show", "open"])
     conversations.addEventListener(name, () => (showWriting(), showTitle(), composer.count()));
@@ -212,6 +226,7 @@ listen();
 applyLook();
 await store.open();
 conversations.defaults = (await store.kept.get("defaults"))?.settings ?? {};
-await conversations.open(location.hash.slice(1) || null);
+const connected = server.connect(); // whatever comes of what was kept
+await openNamed();
 sidebar.show();
-await server.connect();
+await connected;

@@ -1,5 +1,7 @@
 // From the messages of a conversation and its settings to the body of a request.
 
+import { usable } from "./settings.js";
+
 /** @import {Message} from "./store.js" @import {Settings} from "./settings.js" @import {Server} from "./server.js" */
 
 const SAMPLING = ["temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty"].concat([
@@ -43,12 +45,13 @@ function json(name, text) {
 /**
  * Return the path and the body of the request that answers messages. Throws Error for settings that cannot be sent.
  * @param {Server} server
- * @param {Settings} settings
+ * @param {Settings} given  what the server does not have of it is left out
  * @param {Message[]} messages
  * @param {boolean} [continues]  the last message is an answer, which goes on
  * @returns {[string, any]}
  */
-export function request(server, settings, messages, continues = false) {
+export function request(server, given, messages, continues = false) {
+  const settings = usable(server, given);
   /** @type {any} */
   const body = { stream: true, stream_options: { include_usage: true, include_drafts: true } };
   for (const name of SAMPLING) if (settings[name] !== undefined) body[name] = settings[name];

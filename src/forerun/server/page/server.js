@@ -1,5 +1,7 @@
 // The server: what it is, whether it is there, its key, and streams of events.
 
+import { kept } from "./dom.js";
+
 /** An answer of the server that is an error. */
 export class ServerError extends Error {
   /** @param {string} message  with reason and remedy @param {number} status  of HTTP; 0: the server was not reached */
@@ -25,22 +27,13 @@ export class Server extends EventTarget {
   /** Asks the person for the key; null: they gave none. @type {(reason: string) => Promise<string | null>} */
   askForKey = async () => null;
   /** @type {Promise<string | null> | null} */ #asking = null;
-
-  get key() {
-    return sessionStorage.getItem("key") ?? localStorage.getItem("key") ?? "";
-  }
-
-  /** @param {string} key @param {boolean} forLong  beyond this tab */
-  keepKey(key, forLong) {
-    localStorage.removeItem("key");
-    (forLong ? localStorage : sessionStorage).setItem("key", key);
-  }
+  #mayAsk = true; // not after the person gave none, until they do something that needs it
 
   /** Send a request, asking for a key where one is missing. Throws ServerError, or AbortError.
    * @param {string} path @param {any} [body] @param {AbortSignal} [signal] @returns {Promise<Response>} */
   async fetch(path, body, signal) {
     for (let hasAsked = false; ; hasAsked = true) {
-      const key = this.key;
+      const key = kept("key");
       const headers = { "content-type": "application/json", ...(key ? { authorization: `Bearer ${key}` } : {}) };
       const sent = { headers, signal, ...(body ? { method: "POST", body: JSON.stringify(body) } : {}) };
       const response = await fetch(path, sent).catch((error) => {
@@ -54,9 +47,14 @@ export class Server extends EventTarget {
         () => null,
       );
       const message = error?.message ?? `The server answered with ${response.status}, and no reason.`;
-      if (response.status !== 401 || hasAsked) throw new ServerError(message, response.status);
-      this.#asking ??= this.askForKey(key ? message : "").finally(() => (this.#asking = null));
-      if ((await this.#asking) === null) throw new ServerError(message, 401);
+      if (response.status === 401 && !hasAsked && this.#mayAsk) {
+        this.#asking ??= this.askForKey(key ? message : "").finally(() => (this.#asking = null));
+        this.#mayAsk = (await this.#asking) !== null;
+        if (this.#mayAsk) continue;
+      }
+      const isRefused = response.status === 401 && !this.#mayAsk;
+      const remedy = isRefused ? " The button with the server's state, above, asks for it again." : "";
+      throw new ServerError(message + remedy, response.status);
     }
   }
 
@@ -74,8 +72,9 @@ export class Server extends EventTarget {
     await this.look();
   }
 
-  /** Look whether it is there. */
-  async look() {
+  /** Look whether it is there. @param {boolean} [isWanted]  by the person, who may be asked for the key */
+  async look(isWanted = false) {
+    this.#mayAsk ||= isWanted;
     try {
       const health = await fetch("/health").then((response) => response.json());
       if (health.status !== "ok") return this.#lost(health.reason ?? "The server is shutting down.");
@@ -108,6 +107,7 @@ export class Server extends EventTarget {
    * @returns {AsyncGenerator<{progress?: Progress, chunk?: any}>}
    */
   async *stream(path, body, signal) {
+    this.#mayAsk = true;
     const response = await this.fetch(path, body, signal);
     try {
       for await (const event of parsed(/** @type {any} */ (response.body))) {

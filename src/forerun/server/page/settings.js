@@ -59,15 +59,26 @@ function choices(name, { model, cannot }) {
   return { "": "as it pays", ...Object.fromEntries(drafters), off: "off" };
 }
 
+/** Return which settings this server does not have. @param {import("./server.js").Server} server
+ * @returns {Record<string, boolean>} */
+const hiddenBy = ({ template, cannot, model }) => ({
+  thinking: !template.includes("enable_thinking"),
+  speculative: !model.drafters.length,
+  schema: "response_format" in cannot,
+  tools: "tools" in cannot,
+});
+
 /** Return the fields that this server has. @param {import("./server.js").Server} server */
-function fieldsOf({ template, cannot, model }) {
-  const hidden = {
-    thinking: !template.includes("enable_thinking"),
-    speculative: !model.drafters.length,
-    schema: "response_format" in cannot,
-    tools: "tools" in cannot,
-  };
+function fieldsOf(server) {
+  const hidden = hiddenBy(server);
   return FIELDS.filter(({ name }) => !hidden[name]);
+}
+
+/** Return the settings that this server has. @param {import("./server.js").Server} server @param {Settings} settings
+ * @returns {Settings} */
+export function usable(server, settings) {
+  const hidden = hiddenBy(server);
+  return Object.fromEntries(Object.entries(settings).filter(([name]) => !hidden[name]));
 }
 
 /** @param {Field} field @param {string} text @returns {any} */
@@ -108,6 +119,15 @@ function rows(server, own, defaults) {
   });
 }
 
+/** Show other settings in the fields; what the person has written stays. @param {import("./server.js").Server} server
+ * @param {Settings} before @param {Settings} after */
+function exchange(server, before, after) {
+  for (const { name } of fieldsOf(server)) {
+    const field = at(`set-${name}`);
+    if (field.value === String(before[name] ?? "")) field.value = after[name] ?? "";
+  }
+}
+
 /** Read the fields. @param {import("./server.js").Server} server @returns {Settings} */
 function readRows(server) {
   const found = {};
@@ -119,16 +139,18 @@ function readRows(server) {
 }
 
 /**
- * Let the person set what differs from their defaults.
+ * Let the person set what differs from their defaults, or the defaults themselves.
  * @param {import("./server.js").Server} server
  * @param {Settings} own  of the conversation
  * @param {Settings} defaults  of the person
- * @returns {Promise<{settings: Settings, asDefault: boolean} | null>} null: they changed nothing
+ * @returns {Promise<{settings: Settings, asDefault: boolean} | null>} all of either; null: they changed nothing
  */
 export function ask(server, own, defaults) {
   const dialog = at("settings");
   at("fields").replaceChildren(...rows(server, own, defaults));
   at("as-default").checked = false;
+  at("as-default").onchange = () =>
+    at("as-default").checked ? exchange(server, own, defaults) : exchange(server, defaults, own);
   dialog.returnValue = "";
   dialog.showModal();
   return new Promise((resolve) => {

@@ -1,6 +1,7 @@
 // The list of conversations: search, rename, delete with undo, export and import.
 
 import { at, download, el, notice } from "./dom.js";
+import { UNDONE_FOR } from "./store.js";
 import { parse, toJSON, toMarkdown } from "./transfer.js";
 
 /** @import {Conversations} from "./conversation.js" */
@@ -73,15 +74,15 @@ export class Sidebar {
     const { id, title } = conversation;
     if (!messages.length) return;
     this.conversations.stop();
-    await this.store.change(id, { deleted: true });
+    await this.store.change(id, { deleted: Date.now() });
     location.hash = "";
-    const forget = setTimeout(() => this.store.remove(id), 11_000);
+    const forget = setTimeout(() => this.store.remove(id), UNDONE_FOR + 1000);
     const undo = async () => {
       clearTimeout(forget);
-      await this.store.change(id, { deleted: false });
+      await this.store.change(id, { deleted: 0 });
       location.hash = id;
     };
-    notice(`Deleted: ${title}`, { label: "Undo", run: undo, seconds: 10 });
+    notice(`Deleted: ${title}`, { label: "Undo", run: undo, seconds: UNDONE_FOR / 1000 });
   }
 
   /** @param {"json" | "md"} kind */

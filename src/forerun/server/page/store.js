@@ -11,7 +11,7 @@
  * @property {number} updated
  * @property {import("./settings.js").Settings} settings  what differs from the person's defaults
  * @property {Record<string, string>} chosen  id of a message ("" for none) -> id of the shown one of those after it
- * @property {boolean} [deleted]  may still be undone
+ * @property {number} [deleted]  milliseconds since 1970; it may still be undone for UNDONE_FOR. 0: it is not
  *
  * @typedef {object} Message
  * @property {string} id
@@ -34,6 +34,7 @@
  */
 
 const NAME = "forerun";
+export const UNDONE_FOR = 10_000; // milliseconds
 const TABLES = { conversations: undefined, messages: "conversation", kept: undefined };
 
 /** @param {IDBRequest} request @returns {Promise<any>} */
@@ -55,6 +56,9 @@ function open() {
   return result(request);
 }
 
+/** Return whether changes make a record, where there was none or another tab removed it. @param {any} changes */
+const isWhole = (changes) => "created" in changes;
+
 /** A table of the database. */
 class Table {
   /** @param {IDBDatabase} database @param {string} name */
@@ -65,12 +69,24 @@ class Table {
   get = (/** @type {string} */ id) => result(this.begin("readonly").get(id));
   of = (/** @type {string} */ conversation) =>
     result(this.begin("readonly").index("conversation").getAll(conversation));
-  put = (/** @type {any} */ value) => result(this.begin("readwrite").put(value));
-  delete = (/** @type {string} */ id) => result(this.begin("readwrite").delete(id));
-  async update(/** @type {string} */ id, /** @type {any} */ changes) {
-    const table = this.begin("readwrite"); // one transaction: no tab writes between the two
-    const old = await result(table.get(id));
-    await result(table.put({ ...old, ...changes, id }));
+  put = (/** @type {any} */ value) => this.#write((table) => table.put(value));
+  delete = (/** @type {string} */ id) => this.#write((table) => table.delete(id));
+  update = (/** @type {string} */ id, /** @type {any} */ changes) =>
+    this.#write(async (table) => {
+      const old = await result(table.get(id));
+      if (old || isWhole(changes)) table.put({ ...old, ...changes, id });
+    });
+
+  /** Write in one transaction, so that no tab writes between, until it is kept: a full storage ends the transaction, not
+   * the request. @param {(table: IDBObjectStore) => any} work */
+  async #write(work) {
+    const table = this.begin("readwrite");
+    const { transaction } = table;
+    const ended = new Promise((resolve, reject) => {
+      transaction.oncomplete = resolve;
+      transaction.onabort = () => reject(transaction.error);
+    });
+    await Promise.all([ended, work(table)]);
   }
 }
 
@@ -82,8 +98,10 @@ class MemoryTable {
   of = async (/** @type {string} */ id) => (await this.all()).filter((each) => each.conversation === id);
   put = async (/** @type {any} */ value) => void this.values.set(value.id, structuredClone(value));
   delete = async (/** @type {string} */ id) => void this.values.delete(id);
-  update = async (/** @type {string} */ id, /** @type {any} */ changes) =>
-    this.put({ ...this.values.get(id), ...changes, id });
+  update = async (/** @type {string} */ id, /** @type {any} */ changes) => {
+    const old = this.values.get(id);
+    if (old || isWhole(changes)) await this.put({ ...old, ...changes, id });
+  };
 }
 
 /** Emits "change" (detail: the conversation's id) when another tab wrote, and "problem" (detail: a sentence). */
@@ -104,7 +122,8 @@ export class Store extends EventTarget {
     } catch (error) {
       this.#tell(`This browser keeps nothing here (${error.message}). Conversations end with the page: export them.`);
     }
-    for (const each of await this.conversations.all()) if (each.deleted) await this.remove(each.id);
+    const isGone = (/** @type {Conversation} */ { deleted }) => deleted && Date.now() - deleted > UNDONE_FOR;
+    for (const each of (await this.conversations.all()).filter(isGone)) await this.remove(each.id);
   }
 
   /** Return all conversations, last used first. @returns {Promise<Conversation[]>} */
@@ -118,6 +137,9 @@ export class Store extends EventTarget {
 
   /** Keep a message as it is now. @param {Message} message */
   keep = (message) => this.#write(message.conversation, () => this.messages.put(message));
+
+  /** Keep the person's defaults. @param {import("./settings.js").Settings} settings */
+  keepDefaults = (settings) => this.#write("", () => this.kept.put({ id: "defaults", settings }));
 
   /** Forget a message. @param {Message} message */
   drop = (message) => this.#write(message.conversation, () => this.messages.delete(message.id));
@@ -138,7 +160,7 @@ export class Store extends EventTarget {
     return new Set([...titled.map((each) => each.id), ...said.map((each) => each.conversation)]);
   }
 
-  /** @param {string} conversation @param {() => Promise<void>} work */
+  /** @param {string} conversation  "": none @param {() => Promise<void>} work */
   async #write(conversation, work) {
     try {
       await work();

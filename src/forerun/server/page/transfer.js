@@ -9,6 +9,57 @@ const VERSION = 1;
 const MARK = /^<!-- (user|assistant|tool) -->$/m;
 const ROLES = ["user", "assistant", "tool"];
 
+// What a file may hold: each a function that tells whether a value is that
+/** @typedef {(value: any) => boolean} Check */
+const isString = (/** @type {any} */ value) => typeof value === "string";
+const isNumber = (/** @type {any} */ value) => typeof value === "number";
+const isObject = (/** @type {any} */ value) => value !== null && typeof value === "object" && !Array.isArray(value);
+/** @param {Check} check @returns {Check} */
+const maybe = (check) => (value) => value === undefined || check(value);
+/** @param {Check} check @returns {Check} */
+const listOf = (check) => (value) => Array.isArray(value) && value.every(check);
+/** @param {Check} check @returns {Check} */
+const tableOf = (check) => (value) => isObject(value) && Object.values(value).every(check);
+/** @param {Record<string, Check>} fields @returns {Check} */
+const withFields = (fields) => (value) =>
+  isObject(value) && Object.entries(fields).every(([name, check]) => check(value[name]));
+
+const isSource = withFields({ num_draft_tokens: isNumber, num_accepted_tokens: isNumber });
+const isDecoding = withFields({ sources: tableOf(isSource), decisions: tableOf(isNumber) });
+const isFigures = withFields({
+  first: maybe(isNumber),
+  seconds: isNumber,
+  tokens: isNumber,
+  prompt: maybe(isNumber),
+  cached: maybe(isNumber),
+  decoding: (value) => value === null || maybe(isDecoding)(value), // null: of a server that tells none
+});
+const isCall = withFields({ id: isString, function: withFields({ name: isString, arguments: isString }) });
+const isPiece = (/** @type {any} */ value) =>
+  Array.isArray(value) && isString(value[0]) && (value[1] === null || isString(value[1]));
+const isConversation = withFields({
+  title: isString,
+  settings: maybe(tableOf((value) => isString(value) || isNumber(value))),
+  chosen: maybe(tableOf(isString)),
+});
+const isMessage = withFields({
+  id: isString,
+  parent: isString,
+  role: (value) => ROLES.includes(value),
+  content: isString,
+  created: maybe(isNumber),
+  files: maybe(listOf(withFields({ name: isString, text: isString }))),
+  thinking: maybe(isString),
+  thought: maybe(isNumber),
+  calls: maybe(listOf(isCall)),
+  call: maybe(isString),
+  end: maybe(isString),
+  error: maybe(isString),
+  drafts: maybe(listOf(isPiece)),
+  figures: maybe(isFigures),
+  comparison: maybe(withFields({ plain: isNumber, speculative: isNumber, tokens: isNumber })),
+});
+
 /** Return conversations as JSON. @param {{conversation: Conversation, messages: Message[]}[]} all */
 export const toJSON = (all) => JSON.stringify({ format: FORMAT, version: VERSION, conversations: all }, null, 1);
 
@@ -54,12 +105,8 @@ export function parse(text) {
 /** @param {any} given @param {number} place @returns {{conversation: Conversation, messages: Message[]}} */
 function renamed(given, place) {
   const { conversation, messages } = given ?? {};
-  const isMessage = (/** @type {any} */ each) =>
-    typeof each?.content === "string" &&
-    typeof each.id === "string" &&
-    typeof each.parent === "string" &&
-    ROLES.includes(each.role);
-  if (typeof conversation?.title !== "string" || !Array.isArray(messages) || !messages.every(isMessage)) {
+  const isWhole = isConversation(conversation) && listOf(isMessage)(messages);
+  if (!isWhole || new Set(messages.map((/** @type {Message} */ each) => each.id)).size < messages.length) {
     throw new Error(`The file is damaged: conversation ${place + 1} is not complete. Nothing was imported.`);
   }
   const made = newConversation(conversation.title, { settings: conversation.settings ?? {} });

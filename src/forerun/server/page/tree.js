@@ -27,6 +27,14 @@ export function upTo(messages, id) {
   return found;
 }
 
+/** Return the ids of an answer's calls that lack a result; none once something other than results is after them.
+ * @param {Message[]} shown @param {Message} answer @returns {string[]} */
+export function lacking(shown, answer) {
+  const after = shown.slice(shown.indexOf(answer) + 1);
+  if (after.some((each) => each.role !== "tool")) return [];
+  return (answer.calls ?? []).map(({ id }) => id).filter((id) => !after.some((each) => each.call === id));
+}
+
 /** Make a message. @param {Conversation} conversation @param {string} parent  id of the one before, "" for none
  * @param {Message["role"]} role @param {Partial<Message>} [more] @returns {Message} */
 export function newMessage(conversation, parent, role, more = {}) {
