@@ -143,7 +143,7 @@ def test_conversations_outlive_a_reload(page: Page) -> None:
     assert [each["role"] for each in sent[0]["messages"]] == ["system", "user", "assistant", "user"]
 
 
-def test_a_default_is_for_all_conversations(page: Page) -> None:
+def test_a_default_is_for_all_conversations(page: Page, tabs: Callable[[], Page]) -> None:
     page.tab.click("#set")
     assert page.tab.get_attribute("#set-temperature", "placeholder") == "1"
     assert "otherwise" in str(page.tab.text_content("#set-temperature-about"))
@@ -156,6 +156,8 @@ def test_a_default_is_for_all_conversations(page: Page) -> None:
     sent = bodies(page)
     page.ask("Hello")
     assert sent[0]["messages"][0]["content"] == "Speak plainly." and sent[0]["max_tokens"] == 4
+    other = tabs()
+    page.tab.bring_to_front()
     page.tab.click("#set")
     page.tab.fill("#set-seed", "7")
     page.tab.check("#as-default")
@@ -164,6 +166,9 @@ def test_a_default_is_for_all_conversations(page: Page) -> None:
     page.tab.click("#settings button[value=save]")
     page.ask("Again")
     assert [each["role"] for each in sent[1]["messages"]] == ["user", "assistant", "user"] and sent[1]["seed"] == 7
+    other.tab.bring_to_front()
+    other.tab.click("#set")
+    assert other.tab.get_attribute("#set-seed", "placeholder") == "7"
 
 
 def test_a_default_that_the_server_does_not_have_is_left_out(page: Page) -> None:

@@ -81,8 +81,9 @@ export class Conversations extends EventTarget {
     return { conversation, messages: await this.store.messages.of(id) };
   }
 
-  /** @param {string} id  of a conversation in which another tab wrote */
+  /** @param {string} id  of a conversation in which another tab wrote; "": it wrote the defaults */
   async #reload(id) {
+    if (!id) this.defaults = (await this.store.kept.get("defaults")).settings;
     this.dispatchEvent(new Event("list"));
     const { talk } = this;
     if (id !== talk.conversation.id) return;
@@ -297,10 +298,7 @@ export class Conversations extends EventTarget {
   result(message, call, text) {
     const { talk } = this;
     const last = path(talk.messages, talk.conversation.chosen).at(-1);
-    this.#give(
-      talk,
-      newMessage(talk.conversation, last?.id ?? message.id, "tool", { content: text, call: call.id }),
-    );
+    this.#give(talk, newMessage(talk.conversation, last?.id ?? message.id, "tool", { content: text, call: call.id }));
   }
 
   /** Add a message, and let it be answered where it is no result beside which others are lacking.

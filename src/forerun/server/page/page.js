@@ -199,10 +199,7 @@ function listen() {
     example.addEventListener("click", () => (composer.give(example.textContent ?? "", []), composer.submit()));
   }
   at("menu").addEventListener("click", (event) => event.target.closest("button") && at("menu").removeAttribute("open"));
-  addEventListener(
-    "hashchange",
-    () => (showList(false), complain(""), openNamed()),
-  );
+  addEventListener("hashchange", () => (showList(false), complain(""), openNamed()));
   for (const name of ["show", "open"])
     conversations.addEventListener(name, () => (showWriting(), showTitle(), composer.count()));
   conversations.addEventListener("begin", () => complain(""));
