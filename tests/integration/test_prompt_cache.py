@@ -62,6 +62,17 @@ def answer(engine: Engine, prompt: list[int], tenant: str | None = None) -> Choi
     return last[number].choice
 
 
+def answer_before_writing(engine: Engine, prompt: list[int]) -> None:
+    """Compute an answer to its end while nothing is written yet, and only then write."""
+    disk_is_free = Event()
+    engine.memory.prompt_cache._thread.submit(disk_is_free.wait)
+    engine.add(prompt, GREEDY)
+    while engine.has_work:
+        engine.step()
+    disk_is_free.set()
+    engine.close()
+
+
 def files(folder: Path, suffix: str = "page") -> list[Path]:
     """By their last use, the first to be removed in front."""
     return sorted(folder.glob(f"*/*.{suffix}"), key=lambda path: path.stat().st_mtime_ns)
@@ -290,13 +301,7 @@ def test_a_page_that_is_evicted_while_it_is_written_is_whole(model: Model, tmp_p
         return write(*arguments)
 
     cache._write = evict_and_write
-    disk_is_free = Event()
-    cache._thread.submit(disk_is_free.wait)
-    engine.add(prompt, GREEDY)
-    while engine.has_work:
-        engine.step()
-    disk_is_free.set()
-    engine.close()
+    answer_before_writing(engine, prompt)
     (path,) = files(tmp_path / "evicted")
     assert path.read_bytes() == files(tmp_path / "whole")[-1].read_bytes()
 
@@ -332,13 +337,7 @@ def test_a_page_that_is_published_anew_is_not_written(kind: str, tmp_path: Path)
         return True
 
     cache._is_there = look_and_replace
-    disk_is_free = Event()
-    cache._thread.submit(disk_is_free.wait)
-    engine.add(prompt, GREEDY)
-    while engine.has_work:
-        engine.step()
-    disk_is_free.set()
-    engine.close()
+    answer_before_writing(engine, prompt)
     for suffix in ("page", "state"):
         whole = {path.name: path.read_bytes() for path in files(tmp_path / "whole", suffix)}
         found = {path.name: path.read_bytes() for path in files(tmp_path / "evicted", suffix)}

@@ -47,7 +47,8 @@ _ALSO_SUFFIX_FIRST = "mellum"
 _WITHOUT_MIDDLE = "[PREFIX]"
 _NAME_INSIDE = "<file_sep>"
 """StarCoder 2 writes a file's name behind the prefix's token."""
-_REPOSITORY, _FILE = "myproject", "filename"
+_REPOSITORY = "myproject"
+_FILE = "filename"
 """Names where none are known, as llama.cpp's server has them."""
 
 

@@ -69,7 +69,9 @@ class Commands(TyperGroup):
         for place in range(at + 1, end):
             flag, equals, value = args[place].partition("=")
             if flag.startswith("-m") and flag != "-m":  # -mVALUE
-                flag, equals, value = "-m", "=", args[place][2:]
+                flag = "-m"
+                equals = "="
+                value = args[place][2:]
             if flag in ("--model", "-m") and (equals or place + 1 < end):
                 rest = args[place + 1 :] if equals else args[place + 2 :]
                 return [*args[: at + 1], value if equals else args[place + 1], *args[at + 1 : place], *rest]

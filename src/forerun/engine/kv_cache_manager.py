@@ -78,7 +78,8 @@ class KVCacheManager:
         """Open the prompt cache. Raises ConfigError as `PromptCache`, and where it cannot be of use."""
         from forerun.kv_cache.prompt_cache import PromptCache
 
-        target, pool = self._target, self._pool
+        target = self._target
+        pool = self._pool
         if not self.reuses:
             raise ConfigError(
                 f"prompt_cache is {folder!r}, but no prefix is reused: prefix_reuse is {config.prefix_reuse!r}, and "

@@ -134,7 +134,8 @@ class WaitingQueue:
         heads = [*self._resuming, *sorted(fresh, key=lambda state: self._given[state.request.flow])]
         highest: dict[Hashable, int] = {}
         for state in heads:
-            scope, priority = state.request.scope, state.request.params.priority
+            scope = state.request.scope
+            priority = state.request.params.priority
             highest[scope] = max(highest.get(scope, priority), priority)
         heads = [state for state in heads if state.request.params.priority == highest[state.request.scope]]
         busy = {state.request.flow for state in running}
@@ -386,7 +387,8 @@ class Scheduler:
         """Return the sequence that came first of those above which their scope has no priority."""
         highest: dict[Hashable, int] = {}
         for state in states:
-            scope, priority = state.request.scope, state.request.params.priority
+            scope = state.request.scope
+            priority = state.request.params.priority
             highest[scope] = max(highest.get(scope, priority), priority)
         first = [state for state in states if state.request.params.priority == highest[state.request.scope]]
         return min(first, key=attrgetter("sequence.id"))

@@ -190,8 +190,10 @@ class ActiveResponse:
         with the last events.
         """
         before = None
-        form, state = self.form, self._state
-        replay = Replay(state.choices, self._completion.params.greedy or self._completion.params.seed is not None)
+        form = self.form
+        state = self._state
+        params = self._completion.params
+        replay = Replay(state.choices, params.greedy or params.seed is not None)
         first = state.choices.get(0, Sent())  # what has been sent elsewhere
         try:
             begun = [*form.begun()]
@@ -226,9 +228,9 @@ class ActiveResponse:
         self, outputs: AsyncGenerator[tuple[int, StepOutput], None], request: PromptRequest
     ) -> AsyncGenerator[tuple[int, StepOutput], None]:
         """Yield the outputs of the only prompt, whose choices end where their texts say."""
-        limits, tokens = self._completion.limits, self.service.texts.texts
+        tokens = self.service.texts.texts
         pieces = [TokenPieces(request.prompt_token_ids, tokens, request.marks) for _ in range(request.params.n)]
-        texts = [LimitedText(limits, each) for each in pieces]
+        texts = [LimitedText(self._completion.limits, each) for each in pieces]
         async with aclosing(outputs):
             async for index, output in outputs:
                 texts[output.chunk.index].push(output)

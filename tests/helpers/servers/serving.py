@@ -76,6 +76,25 @@ def filling_llm(**options: Any) -> LLM:
 
 
 @contextmanager
+def failing_forwards(llm: LLM) -> Iterator[None]:
+    """Let the target's forwards fail but for the first four."""
+    count = 0
+
+    def fail(_: Any) -> None:
+        nonlocal count
+        count += 1
+        if count > 4:
+            raise RuntimeError("secret")
+
+    model: Any = llm.target
+    model.before_forward = fail
+    try:
+        yield
+    finally:
+        model.before_forward = lambda _: None
+
+
+@contextmanager
 def serving(llm: LLM, **options: Any) -> Iterator[Served]:
     """A server of this model; afterwards nothing may be left of any request."""
     made = ServerOptions(port=0, **options)

@@ -14,7 +14,7 @@ from forerun.server.protocol.answers import Asked
 from forerun.server.protocol.bodies import validated
 from forerun.server.protocol.messages_api import MessageEvents, MessagesBody
 from forerun.server.protocol.model_texts import ModelTexts
-from serving import NAME, Served, fake_llm, serving
+from serving import NAME, Served, failing_forwards, fake_llm, serving
 from small_tokenizers import byte_level
 
 URL = "/v1/messages"
@@ -235,18 +235,6 @@ def test_the_key_may_come_in_a_header_of_its_own() -> None:
 
 
 def test_a_failure_in_a_stream(served: Served, http: httpx.Client) -> None:
-    count = 0
-
-    def fail(_: Any) -> None:
-        nonlocal count
-        count += 1
-        if count > 4:
-            raise RuntimeError("secret")
-
-    model: Any = served.llm.target
-    model.before_forward = fail
-    try:
+    with failing_forwards(served.llm):
         told = events_of(http.post(URL, json={**TALK, "stream": True}).text)
-    finally:
-        model.before_forward = lambda _: None
     assert told[-1]["type"] == "error" and "secret" not in str(told)

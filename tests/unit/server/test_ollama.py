@@ -19,7 +19,7 @@ from forerun.server.protocol.answers import Asked
 from forerun.server.protocol.bodies import validated
 from forerun.server.protocol.model_texts import ModelTexts
 from forerun.server.protocol.ollama_api import GenerateBody, OllamaChatBody, OllamaLines, fill_template
-from serving import JSON, NAME, Served, fake_llm, serving
+from serving import JSON, NAME, Served, failing_forwards, fake_llm, serving
 from small_tokenizers import END, byte_level, ids_of
 
 GENERATE, CHAT = "/api/generate", "/api/chat"
@@ -234,20 +234,8 @@ def test_pings_are_lines_that_add_nothing(served: Served, http: httpx.Client, mo
 
 
 def test_a_failure_in_a_stream(served: Served, http: httpx.Client) -> None:
-    count = 0
-
-    def fail(_: Any) -> None:
-        nonlocal count
-        count += 1
-        if count > 4:
-            raise RuntimeError("secret")
-
-    model: Any = served.llm.target
-    model.before_forward = fail
-    try:
+    with failing_forwards(served.llm):
         told = lines_of(http.post(GENERATE, json={"prompt": "hello", "options": {"ignore_eos": True}}))
-    finally:
-        model.before_forward = lambda _: None
     assert {*told[-1]} == {"error"} and "secret" not in str(told)
 
 

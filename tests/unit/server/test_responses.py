@@ -18,7 +18,7 @@ from forerun.kernels.cpu.page_layout import PAGE
 from forerun.server.kept_responses import KeptResponses
 from forerun.server.protocol.bodies import validated
 from forerun.server.protocol.responses_api import ResponseBody
-from serving import LIMIT, NAME, Served, fake_llm, serving
+from serving import LIMIT, NAME, Served, failing_forwards, fake_llm, serving
 
 URL = "/v1/responses"
 CHAT: Any = [{"role": "system", "content": "a"}, {"role": "user", "content": "hello"}]
@@ -146,20 +146,8 @@ def test_input_that_is_no_text(http: httpx.Client, given: Any) -> None:
 
 
 def test_a_failure_in_a_stream(served: Served, http: httpx.Client) -> None:
-    count = 0
-
-    def fail(_: Any) -> None:
-        nonlocal count
-        count += 1
-        if count > 4:
-            raise RuntimeError("secret")
-
-    model: Any = served.llm.target
-    model.before_forward = fail
-    try:
+    with failing_forwards(served.llm):
         told = http.post(URL, json={"input": "hello", "stream": True, "temperature": 0}).text
-    finally:
-        model.before_forward = lambda _: None
     assert told.rstrip().rpartition("event: ")[2].startswith("error\n") and "secret" not in told
 
 

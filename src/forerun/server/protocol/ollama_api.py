@@ -448,7 +448,8 @@ class OllamaLines:
     def _end(self, generation: Generation) -> dict[str, Any]:
         """Return why an answer has ended, and its figures: durations in nanoseconds."""
         (choice,) = generation.choices
-        first, total = choice.stats.time_first_token, choice.stats.time_total
+        first = choice.stats.time_first_token
+        total = choice.stats.time_total
         return {
             "done": True,
             "done_reason": choice.finish_reason,
