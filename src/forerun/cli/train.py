@@ -209,20 +209,24 @@ def draft(
     target: TargetName = None,
     options: Annotated[DraftTraining, Flags(leave_out=FIXED, typed=("tokens", "minutes", "parallel"))],
     start: Annotated[
-        Path | None,
-        typer.Option(help="Folder of a model of the target's tokens to go on from.", metavar="FOLDER"),
+        str | None,
+        typer.Option(
+            help="Model to start from, with the target's tokens: a smaller one of its family, or a trained draft.",
+            metavar="MODEL",
+            show_default="the target",
+        ),
     ] = None,
-    pruning: Annotated[Pruning, Flags(typed=("layers",), panel="A pruned copy of the target as the start")],
+    pruning: Annotated[Pruning, Flags(typed=("layers",), panel="What is kept of the start")],
     resume: Resume = False,
     force: Force = False,
 ) -> None:
-    """Train a small model to agree with a target, from a pruned copy of it or from a trained draft."""
+    """Train a small model to agree with a target, from some layers of a smaller one, of a draft, or of the target."""
     from forerun.train.commands import train_draft
 
     train_draft(
         out,
         _work(out),
-        _folder(chosen_model(target, "--target")),
+        chosen_model(target, "--target"),
         data,
         replace(options, pruning=pruning),
         this_command(),

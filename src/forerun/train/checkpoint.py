@@ -33,7 +33,7 @@ TARGET = "target"
 """Key of the target's fingerprint in the options of a run."""
 DTYPE = "dtype"
 """Key of the number format of its products."""
-_STAGES = ("", "samples", "distil", "states")
+_STAGES = ("", "samples", "imitation", "distil", "states")
 _FILES = (
     FILE_NAME,
     CHECKPOINT,
@@ -42,6 +42,7 @@ _FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
     "shard-*.npy",
+    "held-out-*.npy",
     "row-*.safetensors",
 )
 """Files of a run in the folders of its stages, which another run would mistake for its own."""
@@ -71,7 +72,7 @@ def save_checkpoint(folder: Path, model: nn.Module, optimisers: Optimisers, stat
         ConfigError: it cannot be written; the former checkpoint is still there.
     """
     content = {
-        "model": model.state_dict(),
+        "model": _trained(model),
         "optimisers": optimisers.state_dict(),
         "step": state.step,
         "tokens": state.tokens,
@@ -84,7 +85,7 @@ def save_checkpoint(folder: Path, model: nn.Module, optimisers: Optimisers, stat
 
 def save_best(folder: Path, model: nn.Module, step: int) -> None:
     """Keep the weights of the best evaluation so far. Raises ConfigError as `save_checkpoint`."""
-    _write(folder / BEST, {"model": model.state_dict(), "step": step})
+    _write(folder / BEST, {"model": _trained(model), "step": step})
 
 
 def load_best(folder: Path, model: nn.Module, step: int) -> None:
@@ -96,7 +97,21 @@ def load_best(folder: Path, model: nn.Module, step: int) -> None:
     with _read(folder / BEST, "does not hold the best weights") as content:
         if content["step"] != step:
             raise ValueError(f"it is of step {content['step']}, not {step}")
-        model.load_state_dict(content["model"])
+        _restore(model, content["model"])
+
+
+def _trained(model: nn.Module) -> dict[str, Any]:
+    """Return the model's state without parameters that are not trained: they are those of the start."""
+    frozen = {name for name, each in model.named_parameters(remove_duplicate=False) if not each.requires_grad}
+    return {name: value for name, value in model.state_dict().items() if name not in frozen}
+
+
+def _restore(model: nn.Module, state: dict[str, Any]) -> None:
+    """Take over what `_trained` gave. Raises ValueError where it is of another model."""
+    expected = _trained(model).keys()
+    if state.keys() != expected:
+        raise ValueError(f"it has other tensors: {', '.join(sorted(state.keys() ^ expected)[:3])}")
+    model.load_state_dict(state, strict=False)
 
 
 @contextmanager
@@ -127,7 +142,7 @@ def load_checkpoint(folder: Path, model: nn.Module, optimisers: Optimisers) -> L
     if not (folder / CHECKPOINT).exists():
         return LoopState()
     with _read(folder / CHECKPOINT, "is no checkpoint of this model") as content:
-        model.load_state_dict(content["model"])
+        _restore(model, content["model"])
         optimisers.load_state_dict(content["optimisers"])
         scores = [(int(step), float(score)) for step, score in content.get("scores", [])]
         return LoopState(content["step"], content["tokens"], content["seconds"], list(content["losses"]), scores)

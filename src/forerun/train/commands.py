@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import torch
 from rich.console import Console
-from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from forerun.train.accelerator import device_name, dtype_name, micro_tokens, product_type, training_device
+from forerun.errors import ConfigError
+from forerun.models import load_model
+from forerun.train.accelerator import device_name, dtype_name, product_type, training_device
 from forerun.train.card import (
     NOT_JUDGED,
     load_model_and_tokenizer,
@@ -21,30 +21,22 @@ from forerun.train.card import (
     save_model,
     write_model_card,
 )
-from forerun.train.checkpoint import DTYPE, Weights, run_in, run_type
+from forerun.train.checkpoint import DTYPE, run_in, run_type
 from forerun.train.corpus import read_held_out
-from forerun.train.data.answer_rows import read_rows
-from forerun.train.data.packed import PackedBatch, PackedShard
+from forerun.train.data.answer_rows import read_rows, target_tokenizer
+from forerun.train.data.packed import PackedShard
 from forerun.train.defaults import AUTO, DraftTraining
-from forerun.train.draft import distil
-from forerun.train.draft.parallel import mask_token_of
-from forerun.train.draft.prune import check_start_given
+from forerun.train.draft.distil import NUM_DRAFT_TOKENS, Start, train_stages
+from forerun.train.draft.judge import HELD_OUT_ROWS
+from forerun.train.draft.prune import check_start
 from forerun.train.draft.samples import mask_unproposed
 from forerun.train.evaluate import (
     HeldOutAcceptance,
     TextScore,
-    acceptance_of,
-    agreement_of,
-    drafted_logits,
     held_out_acceptance,
     text_score,
 )
 from forerun.utils import workloads
-
-HELD_OUT_ROWS = 64
-"""Packed rows that are measured, at most."""
-NUM_DRAFT_TOKENS = 4
-"""Tokens of the chains that are measured, where nobody says how many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,45 +51,57 @@ class Evaluation:
 def train_draft(
     out: Path,
     work: Path,
-    target_folder: Path,
+    target_name: str,
     data: Path,
     options: DraftTraining,
     command: str,
     *,
     resume: bool = False,
     force: bool = False,
-    start: Path | None = None,
+    start: str | None = None,
 ) -> None:
-    """Train a draft of `target_folder`, save to `out`, measure the pair on held-out rows, write the card.
+    """Train a draft of a target, save it to `out`, measure it on held-out rows, write the card.
 
     Args:
         data: see `read_rows`.
         command: the command line, for the card.
-        start: folder of a model to go on from, in place of a pruned copy of the target (`check_start_given`).
+        start: name of the model to go on from; None: the target, of which some layers are kept.
+
+    Raises:
+        ConfigError: no start is given, or it does not fit; see `train_stages`.
+        IncompatibleDrafterError: the start has other tokens.
     """
-    check_start_given(start, options.pruning)
+    if start is None and options.pruning.layers is None:
+        raise ConfigError(
+            "A draft starts from trained weights. Give a smaller model of the target's tokens (--start), whole or cut "
+            "to some of its layers (--layers); without --start, the target's own layers are kept."
+        )
     where = training_device(options.device)
     console = Console()
     with run_in(work, out, console, resume=resume, force=force):
-        target, tokenizer = load_model_and_tokenizer(target_folder)
-        target.to(where, run_type(work / "samples", options.dtype, where))
-        rows = read_rows(data, Weights(target), tokenizer, work / "packed", options.window, console)
-        former = load_model_and_tokenizer(start, torch.float32) if start is not None else None
-        draft, state = distil.train_stages(target, tokenizer, rows, work, options, console, former)
+        target = load_model(target_name, device=where)
+        tokenizer = target_tokenizer(target_name)
+        dtype = run_type(work / "distil", options.dtype, where)
+        rows = read_rows(data, target, tokenizer, work / "packed", options.window, console)
+        name = start or target_name
+        former = Start(name, *load_model_and_tokenizer(Path(name), torch.float32))
+        if start is not None:
+            check_start(former.weights, former.tokenizer, target, tokenizer)
+        draft, states, judge = train_stages(target, tokenizer, rows, work, options, dtype, console, former)
         save_model(draft, tokenizer, out)
         stored, _ = load_model_and_tokenizer(out)
-        stored.to(where, target.dtype)
+        stored.to(where, dtype)
+        rates = judge.acceptance(stored)
         held_out = rows.held_out()
-        rates = packed_acceptance(target, stored, held_out, options.parallel or NUM_DRAFT_TOKENS)
         record = model_record(
             kind="draft",
             command=command,
             seed=options.seed,
             model=stored,
             data=_data_record(rows, held_out),
-            options=asdict(options) | {DTYPE: dtype_name(target.dtype)},
-            stages={"distillation": state},
-            started_from=read_record(start) if start is not None else None,
+            options=asdict(options) | {DTYPE: dtype_name(dtype)},
+            stages=states,
+            started_from=None if start is None else read_record(Path(start)) or None,
             held_out=text_score(stored, tokenizer, packed_texts(held_out, tokenizer)),
             acceptance=rates,
             device=device_name(where),
@@ -171,40 +175,6 @@ def pair_acceptance(
                 new_tokens=new_tokens,
             )
         ]
-
-
-@torch.inference_mode()
-def packed_acceptance(
-    target: PreTrainedModel, draft: PreTrainedModel, rows: PackedShard, num_draft_tokens: int = NUM_DRAFT_TOKENS
-) -> list[HeldOutAcceptance]:
-    """Measure acceptance along the wanted tokens of held-out rows, at temperatures 0 and 1; none without such rows.
-
-    At temperature 0 a token is accepted where the most probable ones of both models agree, whatever the text says next.
-    """
-    found: dict[float, list[Tensor]] = {0.0: [], 1.0: []}
-    chains = 1 if mask_token_of(draft) is None else num_draft_tokens
-    size = max(1, micro_tokens(target) // (rows.window * chains))
-    for first in range(0, min(len(rows), HELD_OUT_ROWS), size):
-        batch = rows.rows(list(range(first, min(first + size, len(rows), HELD_OUT_ROWS))))
-        inputs = batch.tokens[:, :-1].to(target.device), batch.documents[:, :-1].to(target.device)
-        (wanted,) = drafted_logits(target, *inputs, 1)
-        with mask_unproposed(draft):
-            for temperature, runs in found.items():
-                drafted = drafted_logits(draft, *inputs, num_draft_tokens)
-                values = agreement_of(drafted, wanted, wanted.argmax(-1), temperature)
-                runs += _runs(values.cpu(), batch, num_draft_tokens)
-    return [each for temperature, runs in found.items() for each in acceptance_of(runs, temperature, num_draft_tokens)]
-
-
-def _runs(values: Tensor, batch: PackedBatch, longer_than: int) -> list[Tensor]:
-    """Split values [rows, K, window] into runs at consecutive wanted tokens, which answers are."""
-    runs = []
-    for row, wanted, documents in zip(values, batch.wanted[:, 1:], batch.documents[:, 1:], strict=True):
-        breaks = (wanted[1:] != wanted[:-1]) | (documents[1:] != documents[:-1])
-        bounds = [0, *(breaks.nonzero()[:, 0] + 1).tolist(), len(wanted)]
-        spans = [span for span in pairwise(bounds) if wanted[span[0]] and span[1] - span[0] > longer_than]
-        runs += [row[:, start:end] for start, end in spans]
-    return runs
 
 
 def packed_texts(rows: PackedShard, tokenizer: PreTrainedTokenizerBase) -> list[str]:

@@ -66,7 +66,6 @@ class Optimisation(Checked):
     """Shape of the decay: "linear" or "cosine"."""
 
 
-DISTILLATION = Optimisation(muon_lr=0.01, adam_lr=2e-3, warmup=0.02, decay=0.9, weight_decay=0.0)
 LossName = Literal[
     "kl-then-tv", "forward-kl", "reverse-kl", "jensen-shannon", "total-variation", "hybrid", "log-overlap"
 ]
@@ -78,17 +77,18 @@ CHANNEL_SCORES = ("activation", "weight")
 
 @dataclass(frozen=True, slots=True)
 class Pruning(Checked):
-    """Options of the pruned copy that a draft starts from; without layers there is no such copy."""
+    """What is left out of the model that a draft starts from."""
 
     layers: str | None = option(
         None,
-        "Start from a copy of the target with these of its layers, such as 0,1,28,29.",
-        flags=("--prune-layers",),
-        metavar="INT,...",
+        "Keep so many layers of the start, those that change its output most, or these, such as 0,1,28,29.",
+        flags=("--layers",),
+        metavar="INT[,INT...]",
+        default_text="all",
     )
     width: int | None = option(
         None,
-        "Feed-forward channels that such a copy keeps in each layer.",
+        "Feed-forward channels to keep in each layer; of the Llama family alone.",
         low=1,
         flags=("--prune-width",),
         default_text="all",
@@ -98,28 +98,20 @@ class Pruning(Checked):
         "What ranks these channels: activation (what they add to the residual, on training text) or weight.",
         flags=("--prune-by",),
         metavar="MEASURE",
+        choices=CHANNEL_SCORES,
     )
-
-    def __post_init__(self) -> None:
-        Checked.__post_init__(self)
-        if self.by not in CHANNEL_SCORES:
-            raise ConfigError(f"prune_by is {self.by!r}, but must be one of {', '.join(CHANNEL_SCORES)}.")
-        if self.layers is None and self.width is not None:
-            raise ConfigError("prune_width has no effect without --prune-layers. Say which layers to keep.")
 
 
 @dataclass(frozen=True, slots=True)
 class DraftTraining(RunOptions):
     """Options of `forerun train draft`: distillation from the target's soft labels of packed rows."""
 
-    distillation: Optimisation = DISTILLATION
+    learning_rate: float = option(5e-4, "Peak learning rate.", low=0, above=True)
     window: int = option(512, "Tokens of a row into which answers are packed.", low=8)
-    text_batch: int = 64
-    """Rows of a shard of soft labels."""
     top: int = 32
     """Tokens of each of the target's distributions that are kept."""
-    tokens: int = option(10_000_000, "Tokens of distillation, counted with repetitions.", low=1)
-    tokens_per_step: int = 8_192
+    tokens: int = option(10_000_000, "Tokens of training, counted with repetitions.", low=1)
+    tokens_per_step: int = 2_048
     loss: str = option(
         "kl-then-tv",
         f"What it is distilled by: {', '.join(LOSSES)}.",
@@ -131,9 +123,9 @@ class DraftTraining(RunOptions):
     pruning: Pruning = field(default_factory=Pruning)
     output_tokens: int | None = option(
         None,
-        "Tokens that the draft can propose: those that the target gives most probability in the rows.",
+        "Tokens that the draft can propose: those that the answers hold most often.",
         low=1,
-        default_text="all of the vocabulary",
+        default_text="all of a vocabulary of up to 65,535, else 16,384",
     )
     parallel: int | None = option(
         None,
@@ -143,6 +135,12 @@ class DraftTraining(RunOptions):
         high=64,
         default_text="one",
     )
+
+    @property
+    def optimisation(self) -> Optimisation:
+        """Return the options of its optimisers: Muon's products would cost more than those of a small batch."""
+        rate = self.learning_rate
+        return Optimisation(adam_lr=rate, matrices="adam", warmup=0.03, decay=0.97, shape="cosine", weight_decay=0.0)
 
 
 @dataclass(frozen=True, slots=True)

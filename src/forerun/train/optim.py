@@ -56,6 +56,8 @@ class Optimisers:
         self.options = options
         groups: tuple[list[nn.Parameter], list[nn.Parameter]] = [], []
         for name, parameter in model.named_parameters():
+            if not parameter.requires_grad:
+                continue
             hidden = parameter.ndim == 2 and "embed" not in name and "lm_head" not in name
             groups[not hidden].append(parameter)
         matrices, others = groups

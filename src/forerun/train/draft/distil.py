@@ -1,13 +1,16 @@
-"""The distillation of a draft from its target's soft labels of packed rows."""
+"""The distillation of a draft: from the states of the model that it was cut from, then from its target's labels."""
 
 from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
+import numpy as np
 import torch
 from rich.console import Console
 from torch import Tensor, nn
@@ -15,39 +18,46 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from forerun.models import LanguageModel, Rows, load_model
 from forerun.models.decoders import llama_refusal
 from forerun.models.loading.configuration import MASK_TOKEN
 from forerun.train.accelerator import (
-    columns_of,
     copy_to_device,
     device_of,
+    dtype_name,
     model_vocabulary,
     products_in,
     training_device,
 )
-from forerun.train.checkpoint import LoopState, load_checkpoint, pin, pin_target, pinned
-from forerun.train.data.packed import PackedShard
+from forerun.train.checkpoint import DTYPE, LoopState, load_checkpoint, pin, pinned
+from forerun.train.data.packed import NO_DOCUMENT, PackedBatch, PackedShard
 from forerun.train.defaults import DraftTraining, LossName
+from forerun.train.draft.judge import HeldOutRows
 from forerun.train.draft.parallel import MaskLayout, mask_token_of, set_mask_token
-from forerun.train.draft.prune import check_size, check_start, pruned_copy, step_parameters
-from forerun.train.draft.samples import (
-    ShardBatches,
-    frequent_tokens,
-    num_shards,
-    output_tokens_of,
-    restrict,
-    sample_all,
-)
+from forerun.train.draft.prune import check_size, chosen_layers, cut, narrow
+from forerun.train.draft.samples import MOST_COLUMNS, Labels, ShardBatches, frequent_tokens, output_tokens_of, restrict
 from forerun.train.evaluate import document_mask
-from forerun.train.loop import Batch, Loop, StageProgress, Workers
+from forerun.train.loop import Batch, Evaluations, Loop, StageProgress, Workers
 from forerun.train.losses import distillation_loss
 from forerun.train.optim import Optimisers
 from forerun.utils.files import digest
 
 SHARDS = "shards"
 """Key of the number of shards of soft labels that a draft learns from."""
-_CALIBRATION = (16, 256)
-"""Rows and tokens of the text that ranks a pruned copy's channels."""
+LAYERS = "layers"
+"""Key of the layers that it keeps."""
+CALIBRATION = (64, 128)
+"""Rows and tokens of the text that ranks layers and channels."""
+OUTPUT_TOKENS_KEPT = 16_384
+"""Output tokens of a draft with a vocabulary of more than MOST_COLUMNS tokens, if nobody says how many."""
+IMITATION_SHARE = 0.25
+"""Share of the tokens, or of the time for training, in which a cut draft learns from what it was cut from."""
+EVALUATIONS = 8
+"""Evaluations of a stage."""
+NUM_DRAFT_TOKENS = 4
+"""Tokens of the chains that are measured, where nobody says how many."""
+IMITATED_ROWS = 160
+"""Packed rows from which it learns then, at most; their states are kept in memory, 150 MB of 896 numbers a token."""
 LOGITS_AT_ONCE = {"cpu": 1 << 25, "cuda": 1 << 29, "mps": 1 << 25}
 """Logits in memory at once, with their gradients; those of more positions are recomputed in the backward pass."""
 
@@ -58,35 +68,20 @@ class DistillationLoss:
 
     Attributes:
         name: of the loss (`losses.divergence`).
-        output_tokens: int64, those that the draft proposes; None for all.
-        columns: int64 [V], each token's index among these, -1 for the others.
+        output_tokens: int64, those that the draft proposes, of which ids are columns; None for all.
         dtype: of products.
         parallel: tokens of the chains that are learnt; None for one token at a time.
     """
 
     name: LossName
     output_tokens: Tensor | None = None
-    columns: Tensor | None = None
     dtype: torch.dtype = torch.float32
     parallel: int | None = None
-
-    @classmethod
-    def of(
-        cls,
-        name: LossName,
-        output_tokens: Tensor | None,
-        vocab_size: int,
-        dtype: torch.dtype = torch.float32,
-        parallel: int | None = None,
-    ) -> DistillationLoss:
-        """Return the loss of a draft that proposes these tokens of its vocabulary."""
-        columns = None if output_tokens is None else columns_of(output_tokens, vocab_size)
-        return cls(name, output_tokens, columns, dtype, parallel)
 
     def mean(self, draft: nn.Module, rows: Batch, variation_share: float) -> Tensor:
         """Average over the positions of the rows whose next token is wanted, those of mask tokens included.
 
-        rows: as `ShardBatches.batch` gives them.
+        rows: as `ShardBatches.rows_of` gives them.
         """
         assert isinstance(draft, PreTrainedModel)
         where = device_of(draft)
@@ -103,13 +98,13 @@ class DistillationLoss:
             ids = layout.at(ids)
             probs = layout.at(probs)
             counted = layout.at(counted) & layout.is_within(documents)
-        if self.columns is not None:
-            ids = self.columns.to(where)[ids]
         ids = ids[counted]
         probs = probs.float()[counted]
         with products_in(self.dtype, where):
             if llama_refusal(draft.config) is not None:  # it may do more to its logits than one product
                 logits = draft(**inputs, use_cache=False).logits[counted]
+                if self.output_tokens is not None:
+                    logits = logits[:, self.output_tokens.to(where)]
                 return distillation_loss(logits, ids, probs, self.name, variation_share=variation_share)
             hidden = draft.base_model(**inputs, use_cache=False).last_hidden_state[counted]
             return self._of_states(draft, hidden, ids, probs, variation_share)
@@ -118,27 +113,73 @@ class DistillationLoss:
         self, draft: PreTrainedModel, hidden: Tensor, ids: Tensor, probs: Tensor, variation_share: float
     ) -> Tensor:
         """Average over hidden states. hidden: [N, H] after the final norm; ids, probs: [N, k]."""
-        head = draft.get_output_embeddings()
-        weight = head.weight
-        bias = head.bias
-        if self.output_tokens is not None:
-            chosen = self.output_tokens.to(hidden.device)
-            weight = weight[chosen]
-            bias = None if bias is None else bias[chosen]
+        weight, bias = _output_rows(draft, self.output_tokens)
 
         def total(part: Tensor, part_ids: Tensor, part_probs: Tensor) -> Tensor:
             logits = F.linear(part, weight, bias)
             mean = distillation_loss(logits, part_ids, part_probs, self.name, variation_share=variation_share)
             return mean * len(part)
 
-        if not len(hidden):  # none of these rows' tokens are wanted
-            return hidden.sum() * 0.0
-        size = max(1, LOGITS_AT_ONCE[hidden.device.type] // len(weight))
-        parts = list(zip(*(torch.split(each, size) for each in (hidden, ids, probs)), strict=True))
-        if len(parts) == 1:
-            return total(*parts[0]) / len(hidden)
-        sums = [checkpoint(total, *part, use_reentrant=False, preserve_rng_state=False) for part in parts]
-        return torch.stack(sums).sum() / len(hidden)
+        return _in_parts(total, hidden, ids, probs, columns=len(weight))
+
+
+@dataclass(slots=True)
+class ImitationLoss:
+    """The loss of a cut draft on the states of the model that it was cut from, after the final norm: how far its own
+    are from them, over their size, and the forward KL of the logits that the same output layer makes of both.
+
+    Attributes: as those of `DistillationLoss`.
+    """
+
+    output_tokens: Tensor | None = None
+    dtype: torch.dtype = torch.float32
+
+    def mean(self, draft: nn.Module, rows: Batch) -> Tensor:
+        """Average over all positions with a token. rows: as `StartStates.batch` gives them."""
+        assert isinstance(draft, PreTrainedModel)
+        where = device_of(draft)
+        tokens, documents, states = (copy_to_device(tensor, where) for tensor in rows)
+        used = documents != NO_DOCUMENT
+        weight, bias = _output_rows(draft, self.output_tokens)
+        inputs = {"input_ids": tokens.long(), "attention_mask": document_mask(documents)}
+        wanted = states[used].float()
+        size = wanted.square().mean()
+
+        def total(part: Tensor, of_start: Tensor) -> Tensor:
+            distance = (part.float() - of_start).square().mean() / size
+            wanted_probs = F.linear(of_start, weight, bias).float().softmax(-1)
+            divergence = F.cross_entropy(F.linear(part, weight, bias).float(), wanted_probs)
+            return (distance + divergence) * len(part)
+
+        with products_in(self.dtype, where):
+            hidden = draft.base_model(**inputs, use_cache=False).last_hidden_state[used]
+            return _in_parts(total, hidden, wanted, columns=2 * len(weight))
+
+
+def _output_rows(draft: PreTrainedModel, tokens: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """Return weight and bias of the output layer, of these tokens alone."""
+    head = draft.get_output_embeddings()
+    if tokens is None:
+        return head.weight, head.bias
+    chosen = tokens.to(head.weight.device)
+    return head.weight[chosen], None if head.bias is None else head.bias[chosen]
+
+
+def _in_parts(total: Callable[..., Tensor], hidden: Tensor, *others: Tensor, columns: int) -> Tensor:
+    """Average what `total` sums over positions, some at a time: their logits are computed again in the backward pass.
+
+    Args:
+        hidden, others: [N, ...], of which `total` takes parts.
+        columns: logits of a position.
+    """
+    if not len(hidden):  # none of these rows' tokens are wanted
+        return hidden.sum() * 0.0
+    size = max(1, LOGITS_AT_ONCE[hidden.device.type] // columns)
+    parts = list(zip(*(torch.split(each, size) for each in (hidden, *others)), strict=True))
+    if len(parts) == 1:
+        return total(*parts[0]) / len(hidden)
+    sums = [checkpoint(total, *part, use_reentrant=False, preserve_rng_state=False) for part in parts]
+    return torch.stack(sums).sum() / len(hidden)
 
 
 def variation_share(progress: float, start: float, ramp: float = 0.1) -> float:
@@ -146,97 +187,244 @@ def variation_share(progress: float, start: float, ramp: float = 0.1) -> float:
     return min(1.0, max(0.0, (progress - start) / ramp))
 
 
+@dataclass(frozen=True, slots=True)
+class Start:
+    """What a draft starts from.
+
+    Attributes:
+        name: by which it is loaded.
+        weights: in float32, with its tokenizer; they become the draft's.
+    """
+
+    name: str
+    weights: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+
+
+class StartStates:
+    """Batches of packed rows with the states of the model that a draft was cut from, kept in memory once computed.
+
+    Args:
+        start: that one's name, by which it is loaded when states are needed.
+        num_layers: of its layers.
+        per_step: rows of a batch.
+    """
+
+    def __init__(self, start: str, num_layers: int, rows: PackedShard, per_step: int, options: DraftTraining) -> None:
+        self._start = start
+        self._device = options.device or "cpu"
+        self._num_layers = num_layers
+        self._rows = rows
+        self._count = min(len(rows), IMITATED_ROWS)
+        self._per_step = min(per_step, self._count)
+        self._seed = options.seed
+        self._kept: dict[int, Tensor] = {}
+
+    def batch(self, step: int) -> Batch:
+        """Return the batch of step `step`: tokens and documents [B, T], states bfloat16 [B, T, H]."""
+        epoch, position = divmod(step, self._count // self._per_step)
+        order = np.random.default_rng([self._seed, epoch]).permutation(self._count)
+        numbers = order[position * self._per_step :][: self._per_step].tolist()
+        batch = self._rows.rows(numbers)
+        states = torch.stack([self._of(number, batch, place) for place, number in enumerate(numbers)])
+        return batch.tokens[:, :-1], batch.documents[:, :-1], states
+
+    @cached_property
+    def _model(self) -> LanguageModel:
+        return load_model(self._start, device=self._device)
+
+    def _of(self, number: int, batch: PackedBatch, place: int) -> Tensor:
+        """Return the states of one row, [T, H]; 0 where it has no token."""
+        if number not in self._kept:
+            tokens = batch.tokens[place, :-1]
+            documents = batch.documents[place, :-1]
+            used = documents != NO_DOCUMENT
+            lengths = torch.unique_consecutive(documents[used], return_counts=True)[1].tolist()
+            caches = [self._model.new_cache() for _ in lengths]
+            fed = [
+                Rows(cache, part.tolist(), num_logits=1, num_hidden_outputs=len(part))
+                for cache, part in zip(caches, torch.split(tokens[used], lengths), strict=True)
+            ]
+            try:
+                found = self._model.forward(fed, [self._num_layers]).hidden_outputs
+            finally:
+                for cache in caches:
+                    cache.free()
+            assert found is not None
+            states = torch.zeros(len(tokens), found.shape[-1], dtype=torch.bfloat16)
+            states[used] = found[:, 0].to("cpu", torch.bfloat16)
+            self._kept[number] = states
+        return self._kept[number]
+
+
 def train_stages(
-    target: PreTrainedModel,
+    target: LanguageModel,
     tokenizer: PreTrainedTokenizerBase,
     rows: PackedShard,
     run_folder: Path,
     options: DraftTraining,
+    dtype: torch.dtype,
     console: Console,
-    start: tuple[PreTrainedModel, PreTrainedTokenizerBase] | None = None,
-) -> tuple[PreTrainedModel, LoopState]:
-    """Run all stages, each continuing from `run_folder`; return the draft, and the state of its distillation.
+    start: Start,
+) -> tuple[PreTrainedModel, dict[str, LoopState], HeldOutRows]:
+    """Run all stages, each continuing from `run_folder`; return the draft, the state of each, and what judges drafts.
 
     Of the options' minutes, half at most are for the target's soft labels: rows without any are left out then.
 
     Args:
-        target: on the device, in the type of products.
-        start: a compatible model in float32 with its tokenizer; None: the pruned copy that the options ask for.
+        dtype: of products.
 
     Raises:
-        ConfigError: the draft is too large, the start does not fit, or `run_folder` is of another target.
-        IncompatibleDrafterError: the start has other tokens.
+        ConfigError: the draft is too large, cannot be cut, or `run_folder` is of another run.
     """
-    if start is not None:
-        check_start(*start, target, tokenizer)
-    run_folder.mkdir(parents=True, exist_ok=True)
-    pin_target(run_folder, target)
-    if start is None:
-        count, length = _CALIBRATION
-        draft = pruned_copy(target, options.pruning, rows.batch(0, count, options.seed).tokens[:, :length])
-    else:
-        draft = start[0]
-    kept = output_tokens_of(draft)
-    outputs = options.output_tokens or (None if kept is None else len(kept))
-    check_size(draft, step_parameters(target), outputs)
+    draft = start.weights
+    begun = pinned(run_folder / "distil")  # a run that goes on learns the same way from the same rows
+    num_layers: int = draft.config.num_hidden_layers
+    kept = _prune(draft, rows, options, begun.list_of(LAYERS, int, None))
+    vocabulary = _vocabulary(draft, target, rows, options)
+    check_size(draft, target, None if vocabulary is None else len(vocabulary))
+    if vocabulary is not None:
+        restrict(draft, vocabulary)
+    if kept is not None:
+        console.print(f"layers {', '.join(map(str, kept))} of {num_layers} are kept", highlight=False)
     end = options.end()
     now = time.monotonic()
-    samples = run_folder / "samples"
-    begun = pinned(run_folder / "distil").integer(SHARDS, 0)  # a run that goes on learns from the same rows
-    shards = begun or num_shards(rows, options)
-    half = math.inf if begun else now + (end - now) / 2
-    with StageProgress(console, "soft labels", shards, end=half) as progress:
-        shards = sample_all(target, rows, samples, options, progress.show, shards, half)
-    if options.output_tokens is not None:
-        ends = target.generation_config.eos_token_id
-        ends = [] if ends is None else ends
-        always = [ends] if isinstance(ends, int) else ends
-        kept = frequent_tokens(samples, shards, options.output_tokens, model_vocabulary(target), always)
-    if kept is not None:
-        restrict(draft, kept)
+    labels = Labels(target, rows, run_folder / "samples", options.top, vocabulary)
+    held_out = Labels(target, rows.held_out(), run_folder / "samples", options.top, vocabulary, "held-out")
+    labels.pin()
+    shards = begun.integer(SHARDS, 0) or len(labels)
+    half = math.inf if SHARDS in begun else now + (end - now) / 2
+    with StageProgress(console, "soft labels", shards + len(held_out), end=half) as progress:
+        held_out.write(lambda done, tokens: progress.show(done, tokens=tokens), len(held_out))
+        shards = labels.write(lambda done, tokens: progress.show(len(held_out) + done, tokens=tokens), shards, half)
     if options.parallel is not None:
         set_mask_token(draft, tokenizer, rows)
     elif mask_token_of(draft) is not None:
         delattr(draft.config, MASK_TOKEN)  # what it is not trained for any more
-    return draft, distil(draft, run_folder, shards, options, console, target.dtype, end)
-
-
-def distil(
-    draft: PreTrainedModel,
-    run_folder: Path,
-    shards: int,
-    options: DraftTraining,
-    console: Console,
-    dtype: torch.dtype,
-    end: float,
-) -> LoopState:
-    """Train `draft` in place on the samples, over the tokens that it proposes.
-
-    dtype: of products. end: see `Loop`.
-    """
+    if options.parallel is None:  # a mask token's embedding is to be learnt
+        for module in (draft.get_input_embeddings(), draft.get_output_embeddings()):
+            module.requires_grad_(False)
     draft.to(training_device(options.device))
-    batches = ShardBatches(run_folder / "samples", shards, options.tokens_per_step, options.seed)
-    optimisers = Optimisers(draft, options.distillation, dtype)
-    folder = run_folder / "distil"
-    tokens = output_tokens_of(draft)
-    chosen = None if tokens is None else digest(tokens.numpy().tobytes())
-    names = ("distillation", "tokens_per_step", "loss", "pruning", "parallel")
-    pin(folder, {name: asdict(options)[name] for name in names} | {"output_tokens": chosen, SHARDS: shards})
-    state = load_checkpoint(folder, draft, optimisers)
-    losses = DistillationLoss.of(cast(LossName, options.loss), tokens, model_vocabulary(draft), dtype, options.parallel)
+    judge = HeldOutRows(held_out, options.parallel or NUM_DRAFT_TOKENS)
+    states = {}
+    run = Stages(draft, run_folder, options, dtype, judge, console)
+    if kept is not None:
+        quarter = end if end == math.inf else time.monotonic() + IMITATION_SHARE * (end - time.monotonic())
+        states["imitation"] = run.imitate(start.name, num_layers, rows, quarter)
+    states["distillation"] = run.distil(ShardBatches(labels, shards, options.tokens_per_step, options.seed), kept, end)
+    return draft, states, judge
 
-    def loss(model: nn.Module, rows: Batch, progress: float) -> Tensor:
-        return losses.mean(model, rows, variation_share(progress, options.variation_from))
 
-    loop = Loop(
-        folder=folder,
-        model=draft,
-        optimisers=optimisers,
-        total_steps=max(1, options.tokens // options.tokens_per_step),
-        batch=batches.batch,
-        loss=loss,
-        checkpoint_seconds=options.checkpoint_seconds,
-        workers=Workers(draft, options.threads),
-        end=end,
-    )
-    return loop.run(state, console, "distilling")
+def _prune(
+    draft: PreTrainedModel, rows: PackedShard, options: DraftTraining, former: list[int] | None
+) -> Sequence[int] | None:
+    """Leave layers and channels out of the start; return the layers that it keeps, None for all.
+
+    former: those that a run that goes on has kept.
+    """
+    pruning = options.pruning
+    count, length = CALIBRATION
+    text = rows.batch(0, count, options.seed).tokens[:, :length]
+    kept: Sequence[int] | None = None
+    if pruning.layers is not None:
+        kept = former or chosen_layers(draft, pruning.layers, text)
+        cut(draft, kept)
+    if pruning.width is not None:
+        narrow(draft, pruning, text)
+    return kept
+
+
+def _vocabulary(
+    draft: PreTrainedModel, target: LanguageModel, rows: PackedShard, options: DraftTraining
+) -> Tensor | None:
+    """Return the tokens that the draft will propose, int64; None for all."""
+    former = output_tokens_of(draft)
+    size = model_vocabulary(draft)
+    count = options.output_tokens
+    if count is None and former is None and size > MOST_COLUMNS:
+        count = OUTPUT_TOKENS_KEPT
+    return former if count is None else frequent_tokens(rows, count, size, target.eos_token_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class Stages:
+    """The stages of a draft's training, each in a folder of its own.
+
+    Attributes:
+        draft: on its device; trained in place.
+        folder: of the run.
+        dtype: of products.
+        judge: measures the draft on rows that it never learns from.
+    """
+
+    draft: PreTrainedModel
+    folder: Path
+    options: DraftTraining
+    dtype: torch.dtype
+    judge: HeldOutRows
+    console: Console
+
+    def imitate(self, start: str, num_layers: int, rows: PackedShard, end: float) -> LoopState:
+        """Learn the states of the model that the draft was cut from. start: its name. end: see `Loop`."""
+        options = self.options
+        per_step = max(1, options.tokens_per_step // rows.window)
+        states = StartStates(start, num_layers, rows, per_step, options)
+        losses = ImitationLoss(output_tokens_of(self.draft), self.dtype)
+        return self._train(
+            "imitation",
+            {"data": dict(rows.made_from)},
+            max(1, int(IMITATION_SHARE * options.tokens) // options.tokens_per_step),
+            states.batch,
+            lambda model, batch, _: losses.mean(model, batch),
+            end,
+        )
+
+    def distil(self, batches: ShardBatches, kept: Sequence[int] | None, end: float) -> LoopState:
+        """Learn the target's soft labels, over the tokens that the draft proposes. end: see `Loop`."""
+        options = self.options
+        tokens = output_tokens_of(self.draft)
+        losses = DistillationLoss(cast(LossName, options.loss), tokens, self.dtype, options.parallel)
+
+        def loss(model: nn.Module, rows: Batch, progress: float) -> Tensor:
+            return losses.mean(model, rows, variation_share(progress, options.variation_from))
+
+        chosen = None if tokens is None else digest(tokens.numpy().tobytes())
+        facts = {
+            "loss": options.loss,
+            "parallel": options.parallel,
+            "output_tokens": chosen,
+            SHARDS: len(batches.shards),
+            LAYERS: kept,
+        }
+        share = IMITATION_SHARE if kept is not None else 0.0
+        steps = max(1, int((1 - share) * options.tokens) // options.tokens_per_step)
+        return self._train("distil", facts, steps, batches.batch, loss, end)
+
+    def _train(
+        self,
+        name: str,
+        facts: dict[str, Any],
+        total_steps: int,
+        batch: Callable[[int], Batch],
+        loss: Callable[[nn.Module, Batch, float], Tensor],
+        end: float,
+    ) -> LoopState:
+        options = self.options
+        folder = self.folder / name
+        optimisers = Optimisers(self.draft, options.optimisation, self.dtype)
+        chosen = {key: asdict(options)[key] for key in ("learning_rate", "tokens_per_step", "pruning")}
+        pin(folder, chosen | facts | {DTYPE: dtype_name(self.dtype)})
+        state = load_checkpoint(folder, self.draft, optimisers)
+        loop = Loop(
+            folder=folder,
+            model=self.draft,
+            optimisers=optimisers,
+            total_steps=total_steps,
+            batch=batch,
+            loss=loss,
+            checkpoint_seconds=options.checkpoint_seconds,
+            workers=Workers(self.draft, options.threads),
+            evaluations=Evaluations(self.judge.length, max(1, total_steps // EVALUATIONS)) if len(self.judge) else None,
+            end=end,
+        )
+        return loop.run(state, self.console, name)

@@ -1,27 +1,30 @@
-"""The start of a draft: a pruned copy of its target, with some of its layers and feed-forward channels.
+"""The start of a draft: some of the layers of a trained model, and of Llama's family some of their channels.
 
-A channel of the feed-forward part is one column of its last matrix: it adds |activation| times that column to the
-residual. Its score is the product of the column's length and the mean |activation| on text, or, by weights alone, of
-its rows' lengths in the two other matrices.
+A layer's influence is how far it turns the residual, 1 - cos(what enters, what leaves), in the mean over text (block
+influence, ShortGPT, 2403.03853): a layer that leaves the direction as it is can be left out. A channel of the
+feed-forward part is one column of its last matrix: it adds |activation| times that column to the residual. Its score is
+the product of the column's length and the mean |activation| on text, or, by weights alone, of its rows' lengths in the
+two other matrices.
 """
 
 from __future__ import annotations
 
-import copy
-import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from forerun.errors import ConfigError
+from forerun.models import LanguageModel
 from forerun.models.decoders import llama_refusal
+from forerun.models.families.table import description_of
 from forerun.models.loading.configuration import OUTPUT_TOKENS
+from forerun.models.spec.decoder import DecoderSpec, keeps_keys
 from forerun.train.accelerator import micro_tokens, model_vocabulary
 from forerun.train.defaults import Pruning
 from forerun.utils.vocabulary import Vocabulary, check_same_tokens
@@ -30,7 +33,6 @@ MAX_SHARE = 0.25
 """Largest share of its target's work a token that a draft may cost."""
 LEAST_OUTPUTS = 128
 """Output tokens that are advised, at least."""
-_LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")
 
 
 def step_parameters(model: PreTrainedModel, num_outputs: int | None = None) -> int:
@@ -46,29 +48,15 @@ def step_parameters(model: PreTrainedModel, num_outputs: int | None = None) -> i
     return inner + (len(head) if num_outputs is None else num_outputs) * head.shape[1]
 
 
-def check_start_given(start: Path | None, pruning: Pruning) -> None:
-    """Check that there is exactly one start: a folder, or layers of the target.
-
-    Raises:
-        ConfigError: two starts are given, or none.
-    """
-    if start is not None and pruning.layers is not None:
-        raise ConfigError("--start and --prune-layers are two starts of one draft. Leave one of the two out.")
-    if start is None and pruning.layers is None:
-        raise ConfigError(
-            "A draft starts from trained weights. Give layers of the target to keep (--prune-layers) or a trained "
-            "draft (--start)."
-        )
-
-
-def check_size(draft: PreTrainedModel, target_parameters: int, num_outputs: int | None = None) -> None:
-    """Refuse a draft whose step costs more than a quarter of its target's, by `step_parameters` of both.
+def check_size(draft: PreTrainedModel, target: LanguageModel, num_outputs: int | None = None) -> None:
+    """Refuse a draft whose step costs more than a quarter of its target's, by parameters.
 
     Raises:
         ConfigError: with both sizes, and with what would be small enough.
     """
     parameters = step_parameters(draft, num_outputs)
-    most = int(MAX_SHARE * target_parameters)
+    of_target = target.num_parameters
+    most = int(MAX_SHARE * of_target)
     if parameters <= most:
         return
     inner = step_parameters(draft, 0)
@@ -76,155 +64,215 @@ def check_size(draft: PreTrainedModel, target_parameters: int, num_outputs: int 
     if room >= LEAST_OUTPUTS:
         remedy = f"Set the key output_tokens to {room:,} at most"
     else:
-        remedy = (
-            f"Without its output layer it has {inner:,}: keep fewer layers (--prune-layers) or channels (prune_width)"
-        )
+        remedy = f"Without its output layer it has {inner:,}: keep fewer layers (--layers) or channels (prune_width)"
     raise ConfigError(
         f"a draft that computes each token with {parameters:,} parameters has more than a quarter of its target's "
-        f"{target_parameters:,} ({most:,}), and would cost more than it saves. {remedy}."
+        f"{of_target:,} ({most:,}), and would cost more than it saves. {remedy}."
     )
 
 
 def check_start(
     start: PreTrainedModel,
     start_tokenizer: PreTrainedTokenizerBase,
-    target: PreTrainedModel,
+    target: LanguageModel,
     tokenizer: PreTrainedTokenizerBase,
 ) -> None:
     """Refuse a model to start from whose tokens are not the target's.
 
     Raises:
-        ConfigError: it has another number of them.
+        ConfigError: it has fewer or more tokens than the tokenizer's.
         IncompatibleDrafterError: names the first that differs.
     """
-    ours = model_vocabulary(target)
     theirs = model_vocabulary(start)
-    if ours != theirs:
+    if theirs != target.vocab_size:
         raise ConfigError(
-            f"The draft to start from has {theirs:,} tokens and its target {ours:,}. Start from a draft of this "
-            "target, or leave --start out."
+            f"The draft to start from has {theirs:,} tokens and its target {target.vocab_size:,}. Start from a model "
+            "of the target's tokens, or leave --start out."
         )
     check_same_tokens(
-        Vocabulary("the target", ours, tokenizer), Vocabulary("the draft to start from", theirs, start_tokenizer)
+        Vocabulary("the target", target.vocab_size, tokenizer),
+        Vocabulary("the draft to start from", theirs, start_tokenizer),
     )
 
 
-def chosen_layers(text: str, num_layers: int) -> tuple[int, ...]:
-    """Parse `--prune-layers` for a target of so many layers.
+def named_layers(text: str, num_layers: int) -> int | tuple[int, ...]:
+    """Parse `--layers` for a start of so many layers: how many are kept, or which.
 
     Raises:
-        ConfigError: they are not some of its layers in rising order.
+        ConfigError: there are not so many, or they are not some of its layers in rising order.
     """
     try:
         layers = tuple(int(part) for part in text.split(","))
     except ValueError:
-        raise ConfigError(f"--prune-layers is {text!r}, but must be layer numbers with commas: 0,1,28,29.") from None
+        raise ConfigError(
+            f"--layers is {text!r}, but must be a number of layers, such as 8, or numbers of layers with commas, such "
+            "as 0,1,28,29."
+        ) from None
+    if len(layers) == 1:
+        if not 0 < layers[0] <= num_layers:
+            raise ConfigError(f"--layers is {text}, but the start has {num_layers} layers. Give 1 to {num_layers}.")
+        return layers[0]
     if any(a >= b for a, b in pairwise(layers)):
-        raise ConfigError(f"--prune-layers is {text}, but layers must rise, each named once.")
+        raise ConfigError(f"--layers is {text}, but layers must rise, each named once.")
     if layers[0] < 0 or layers[-1] >= num_layers:
-        raise ConfigError(f"--prune-layers is {text}, but the target's layers are 0 to {num_layers - 1}.")
+        raise ConfigError(f"--layers is {text}, but the start's layers are 0 to {num_layers - 1}.")
     return layers
 
 
-def pruned_copy(target: PreTrainedModel, pruning: Pruning, text: Tensor) -> PreTrainedModel:
-    """Copy the target with fewer layers and channels, in float32 on the CPU; `target` stays as it is.
+def chosen_layers(model: PreTrainedModel, layers: str, text: Tensor) -> tuple[int, ...]:
+    """Return the layers to keep, rising: those that are named, or those of most influence on text.
 
     Args:
-        pruning: with layers.
-        text: int64 [rows, T] token ids, on which activations are measured.
+        layers: `--layers`. text: int64 [rows, T] token ids.
 
     Raises:
-        ConfigError: the target has no such layers or channels, or is not of the Llama family.
+        ConfigError: there are no such layers, or the model cannot be cut.
     """
-    refusal = llama_refusal(target.config)
-    if refusal is not None:
+    found = named_layers(layers, len(_cuttable(model)[1]))
+    if isinstance(found, tuple):
+        return found
+    kept: list[int] = layer_influence(model, text).topk(found).indices.sort().values.tolist()
+    return tuple(kept)
+
+
+def cut(model: PreTrainedModel, kept: Sequence[int]) -> None:
+    """Leave all layers but these out of the model, rising.
+
+    Raises:
+        ConfigError: the model has experts, recurrence, or layers that depend on others or on their place.
+    """
+    spec, layers = _cuttable(model)
+    config: Any = model.config
+    for name, value in config.to_dict().items():
+        if isinstance(value, list) and len(value) == len(layers):  # such as layer_types
+            setattr(config, name, [value[layer] for layer in kept])
+    config.num_hidden_layers = len(kept)
+    after = description_of(config).served
+    if after is None or after.layers != tuple(spec.layers[layer] for layer in kept):
         raise ConfigError(
-            f"A pruned copy can be made of targets of the Llama family, and of this one not: {refusal}. "
-            "Give a draft by --start."
+            f"A model of type {config.model_type!r} cannot be cut to layers {', '.join(map(str, kept))}: what its "
+            "layers do depends on their place. Name others by --layers, or train it whole, without --layers."
         )
-    assert pruning.layers is not None
-    layers = chosen_layers(pruning.layers, target.config.num_hidden_layers)
-    available: int = target.config.intermediate_size
-    width = pruning.width or available
-    if width > available:
-        raise ConfigError(f"prune_width is {width:,}, but the target's layers have {available:,} such channels.")
-    kept = _kept_channels(target, layers, width, pruning.by, text)
-    config = _config(target.config, layers, width)
-    with torch.device("meta"):
-        pruned = type(target)._from_config(config, dtype=torch.float32)
-    weights = _weights(target, layers, kept)
-    if config.tie_word_embeddings:
-        weights["lm_head.weight"] = weights["model.embed_tokens.weight"]
-    pruned.load_state_dict(weights, assign=True)
-    pruned.tie_weights()
-    pruned.model.rotary_emb = copy.deepcopy(target.model.rotary_emb).to("cpu")  # buffers that no file holds
-    pruned.generation_config = copy.deepcopy(target.generation_config)
-    return pruned.requires_grad_(True)
-
-
-def _config(config: Any, layers: Sequence[int], width: int) -> Any:
-    config = copy.deepcopy(config)
-    config.num_hidden_layers = len(layers)
-    config.intermediate_size = width
-    if getattr(config, "layer_types", None):
-        config.layer_types = [config.layer_types[layer] for layer in layers]
+    list_path = f"{spec.base}.{spec.layer_list}"
+    owner = model.get_submodule(list_path.rpartition(".")[0])
+    setattr(owner, list_path.rpartition(".")[2], nn.ModuleList(layers[layer] for layer in kept))
+    for index, layer in enumerate(model.get_submodule(list_path).children()):
+        for module in layer.modules():
+            if hasattr(module, "layer_idx"):
+                module.layer_idx = index
     if hasattr(config, OUTPUT_TOKENS):
         delattr(config, OUTPUT_TOKENS)
-    return config
 
 
-def _weights(target: PreTrainedModel, layers: Sequence[int], kept: dict[int, Tensor]) -> dict[str, Tensor]:
-    """Return the copy's tensors by name, in float32."""
-    position = {layer: index for index, layer in enumerate(layers)}
-    weights = {}
-    for name, tensor in target.state_dict().items():
-        found = _LAYER.fullmatch(name)
-        if found is None:
-            weights[name] = tensor
-        elif (layer := int(found[1])) in position:
-            weights[f"model.layers.{position[layer]}.{found[2]}"] = _narrowed(found[2], tensor, kept[layer])
-    return {name: tensor.detach().to("cpu", torch.float32, copy=True) for name, tensor in weights.items()}
-
-
-def _narrowed(name: str, tensor: Tensor, kept: Tensor) -> Tensor:
-    if name in ("mlp.gate_proj.weight", "mlp.up_proj.weight"):
-        return tensor[kept]
-    return tensor[:, kept] if name == "mlp.down_proj.weight" else tensor
-
-
-def _kept_channels(
-    target: PreTrainedModel, layers: Sequence[int], width: int, by: str, text: Tensor
-) -> dict[int, Tensor]:
-    """Return the channels that each layer keeps, rising, by layer."""
-    if width == target.config.intermediate_size:
-        return dict.fromkeys(layers, torch.arange(width, device=target.device))
-    if by == "weight":
-        scores = {layer: _weight_scores(target.model.layers[layer].mlp) for layer in layers}
-    else:
-        scores = _activation_scores(target, layers, text)
-    return {layer: each.topk(width).indices.sort().values for layer, each in scores.items()}
-
-
-def _weight_scores(mlp: Any) -> Tensor:
-    gate, up, down = (each.weight.float() for each in (mlp.gate_proj, mlp.up_proj, mlp.down_proj))
-    scores: Tensor = gate.norm(dim=1) * up.norm(dim=1) * down.norm(dim=0)
-    return scores
+def _cuttable(model: PreTrainedModel) -> tuple[DecoderSpec, nn.ModuleList]:
+    """Return what the model computes, and its layers. Raises ConfigError where they cannot be taken out."""
+    found = description_of(model.config)
+    spec = found.served
+    reason = found.refusal
+    if spec is not None:
+        if spec.experts is not None:
+            reason = "it has experts"
+        elif spec.recurrence is not None or spec.attention is None:
+            reason = "it has recurrent layers"
+        elif spec.embeddings.per_layer is not None:
+            reason = "its layers read embeddings of their own"
+        elif not all(map(keeps_keys, spec.layers)):
+            reason = "layers read the keys of others"
+    if spec is None or reason is not None:
+        raise ConfigError(
+            f"The start, of type {model.config.model_type!r}, cannot be cut to some of its layers: {reason}. Give a "
+            "model of attention and feed-forward layers by --start, or leave --layers out."
+        )
+    layers = model.get_submodule(f"{spec.base}.{spec.layer_list}")
+    assert isinstance(layers, nn.ModuleList)
+    return spec, layers
 
 
 @torch.inference_mode()
-def _activation_scores(target: PreTrainedModel, layers: Sequence[int], text: Tensor) -> dict[int, Tensor]:
-    sums: dict[int, Tensor] = {}
+def layer_influence(model: PreTrainedModel, text: Tensor) -> Tensor:
+    """Compute the influence of each layer on text, float64 [layers]: 0 for one that does nothing, at most 2.
 
-    def add(layer: int, _: nn.Module, inputs: tuple[Tensor]) -> None:
-        total = inputs[0].float().abs().flatten(0, -2).sum(0)
-        sums[layer] = sums[layer] + total if layer in sums else total
+    text: int64 [rows, T] token ids.
+    """
+    layers = _cuttable(model)[1]
+    sums = torch.zeros(len(layers), dtype=torch.float64)
 
-    modules = {layer: target.model.layers[layer].mlp.down_proj for layer in layers}
-    handles = [module.register_forward_pre_hook(partial(add, layer)) for layer, module in modules.items()]
+    def turned(index: int, _: nn.Module, inputs: tuple[Any, ...], outputs: Any) -> None:
+        after = outputs[0] if isinstance(outputs, tuple) else outputs
+        # the first token's state is larger than all others by orders of magnitude in many models
+        sums[index] += (
+            (1 - F.cosine_similarity(inputs[0][:, 1:].float(), after[:, 1:].float(), dim=-1)).double().sum().cpu()
+        )
+
+    _run(model, text, {index: (layer, turned) for index, layer in enumerate(layers)}, after=True)
+    return sums / (text.shape[0] * (text.shape[1] - 1))
+
+
+def _run(
+    model: PreTrainedModel,
+    text: Tensor,
+    observed: dict[int, tuple[nn.Module, Callable[..., None]]],
+    *,
+    after: bool = False,
+) -> None:
+    """Compute text with functions that see what enters modules, and what leaves them: each by the module's number."""
+    handles = [
+        module.register_forward_hook(partial(see, number))
+        if after
+        else module.register_forward_pre_hook(partial(see, number))
+        for number, (module, see) in observed.items()
+    ]
     try:
-        for rows in torch.split(text, max(1, micro_tokens(target) // text.shape[1])):
-            target(input_ids=rows.to(target.device), use_cache=False, logits_to_keep=1)
+        for rows in torch.split(text, max(1, micro_tokens(model) // text.shape[1])):
+            model(input_ids=rows.to(model.device), use_cache=False, logits_to_keep=1)
     finally:
         for handle in handles:
             handle.remove()
-    return {layer: sums[layer] * module.weight.float().norm(dim=0) for layer, module in modules.items()}
+
+
+def narrow(model: PreTrainedModel, pruning: Pruning, text: Tensor) -> None:
+    """Leave feed-forward channels out of all layers of a model of the Llama family.
+
+    Args:
+        pruning: with the width. text: int64 [rows, T] token ids, on which activations are measured.
+
+    Raises:
+        ConfigError: the model has no such channels, or is not of that family.
+    """
+    refusal = llama_refusal(model.config)
+    if refusal is not None:
+        raise ConfigError(
+            f"prune_width is for starts of the Llama family, and of this one not: {refusal}. Leave it out."
+        )
+    available: int = model.config.intermediate_size
+    assert pruning.width is not None
+    if pruning.width > available:
+        raise ConfigError(f"prune_width is {pruning.width:,}, but the start's layers have {available:,} such channels.")
+    layers: Any = _cuttable(model)[1]
+    feed_forwards = [layer.mlp for layer in layers]
+    scores = _activation_scores if pruning.by == "activation" else _weight_scores
+    for mlp, each in zip(feed_forwards, scores(model, feed_forwards, text), strict=True):
+        kept = each.topk(pruning.width).indices.sort().values
+        for linear in (mlp.gate_proj, mlp.up_proj):
+            linear.weight = nn.Parameter(linear.weight.detach()[kept])
+        mlp.down_proj.weight = nn.Parameter(mlp.down_proj.weight.detach()[:, kept])
+    model.config.intermediate_size = pruning.width
+
+
+def _weight_scores(_model: PreTrainedModel, feed_forwards: Sequence[Any], _text: Tensor) -> list[Tensor]:
+    weights = [
+        [each.weight.detach().float() for each in (mlp.gate_proj, mlp.up_proj, mlp.down_proj)] for mlp in feed_forwards
+    ]
+    return [gate.norm(dim=1) * up.norm(dim=1) * down.norm(dim=0) for gate, up, down in weights]
+
+
+@torch.inference_mode()
+def _activation_scores(model: PreTrainedModel, feed_forwards: Sequence[Any], text: Tensor) -> list[Tensor]:
+    sums: dict[int, Tensor] = {}
+
+    def add(index: int, _: nn.Module, inputs: tuple[Tensor]) -> None:
+        total = inputs[0].float().abs().flatten(0, -2).sum(0)
+        sums[index] = sums[index] + total if index in sums else total
+
+    _run(model, text, {index: (mlp.down_proj, add) for index, mlp in enumerate(feed_forwards)})
+    return [sums[index] * mlp.down_proj.weight.float().norm(dim=0) for index, mlp in enumerate(feed_forwards)]

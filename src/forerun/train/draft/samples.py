@@ -7,31 +7,45 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from forerun.drafters.models.heads.fingerprint import target_fingerprint
 from forerun.errors import ConfigError
+from forerun.models import LanguageModel, Rows
 from forerun.models.loading.configuration import OUTPUT_TOKENS
-from forerun.train.accelerator import columns_of, dtype_name, model_vocabulary, stored_ids
-from forerun.train.checkpoint import DTYPE, pin
-from forerun.train.data.packed import PackedShard
-from forerun.train.defaults import DraftTraining
+from forerun.train.accelerator import columns_of, id_type
+from forerun.train.checkpoint import TARGET, pin
+from forerun.train.data.packed import PackedBatch, PackedShard
 from forerun.train.draft.parallel import check_family
-from forerun.train.evaluate import TopProbs, top_probs_of
+from forerun.train.evaluate import TopProbs
 from forerun.train.loop import Batch
-from forerun.utils.files import check_seal, sealed_file
+from forerun.utils.files import check_seal, digest, sealed_file
 
 _PARTS = ("ids", "probabilities", "documents", "wanted", "tokens")
-_REMEDY = "Remove this shard's files, and --resume of the run that wrote them draws it again."
+_REMEDY = "Remove this shard's files, and --resume of the run that wrote them computes it again."
+_NO_COLUMN = 0xFFFF
+"""A token in 16 bits that the draft does not propose."""
+MOST_COLUMNS = _NO_COLUMN
+"""Tokens that a draft can propose with labels of 16 bits."""
+SHARD_ROWS = {"cpu": 16, "cuda": 64, "mps": 16}
+"""Rows of a shard: what a killed run loses at most is a shard, two minutes of a target of 1.5 B parameters."""
+_ROWS_AT_ONCE = {"cpu": 256, "cuda": 8_192, "mps": 256}
+"""Rows of one forward of the target: a prompt's speed, with few logits in memory."""
+_COUNTED_ROWS = 256
+"""Packed rows whose tokens are counted at a time."""
+_LOGIT_ROWS = 32
+"""Rows of logits whose sum and most probable tokens are found together, which a processor's cache holds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +54,8 @@ class Shard:
 
     Attributes:
         tokens: [B, T + 1], uint16 or uint32.
-        probs: of tokens 1 to T, [B, T, k].
+        probs: of wanted tokens among 1 to T, [B, T, k]; the others' are 0. Its ids are columns of the draft's
+            vocabulary in uint16, `_NO_COLUMN` for a token outside it, or tokens where there is no such vocabulary.
         documents, wanted: int32 and bool, [B, T + 1], as `PackedBatch` has them: attention does not cross from one
             document into the next, and the prediction of the wanted tokens is what is learnt.
     """
@@ -51,136 +66,231 @@ class Shard:
     wanted: np.ndarray
 
 
-def shard_path(folder: Path, number: int, part: str = "tokens") -> Path:
-    """Return the file of one part of a shard. A shard is complete once its tokens exist."""
-    return folder / f"shard-{number:04d}.{part}.npy"
+def frequent_tokens(rows: PackedShard, count: int, size: int, always: Iterable[int]) -> Tensor:
+    """Select the `count` tokens of a draft's vocabulary, int64 and rising: `always`, those that the rows want most
+    often, then those that they hold, then the lowest ids, which byte-pair vocabularies give to frequent tokens.
 
+    size: of the draft's own vocabulary.
 
-def write_shard(folder: Path, number: int, shard: Shard) -> None:
-    """Write one shard, its tokens last."""
-    arrays = shard.probs.ids, shard.probs.probabilities, shard.documents, shard.wanted, shard.tokens
-    for part, array in zip(_PARTS, arrays, strict=True):
-        with sealed_file(shard_path(folder, number, part), ConfigError) as file:
-            np.save(file, array, allow_pickle=False)
-
-
-def read_shard(folder: Path, number: int) -> Shard:
-    """Map one shard into memory. Raises ConfigError where it is damaged."""
-    arrays = []
-    for path in (shard_path(folder, number, part) for part in _PARTS):
-        check_seal(path, ConfigError, _REMEDY)
-        try:
-            arrays.append(np.load(path, mmap_mode="r", allow_pickle=False))
-        except (OSError, ValueError, EOFError) as failure:
-            raise ConfigError(f"{path} cannot be read: {failure}. {_REMEDY}") from None
-    ids, probabilities, documents, wanted, tokens = arrays
-    return Shard(tokens, TopProbs(ids, probabilities), documents, wanted)
-
-
-def num_shards(rows: PackedShard, options: DraftTraining) -> int:
-    """Return the number of shards of all rows."""
-    return math.ceil(len(rows) / options.text_batch)
-
-
-def make_shard(target: PreTrainedModel, rows: PackedShard, number: int, options: DraftTraining) -> Shard:
-    """Compute the soft labels of the rows of shard `number`."""
-    first = number * options.text_batch
-    batch = rows.rows(list(range(first, min(first + options.text_batch, len(rows)))))
-    tokens = batch.tokens.to(target.device)
-    documents = batch.documents.to(target.device)
-    probs = top_probs_of(target, tokens, options.top, documents)
-    ids = stored_ids(tokens, model_vocabulary(target))
-    return Shard(ids, probs, batch.documents.numpy().astype(np.int32), batch.wanted.numpy())
-
-
-def sample_all(
-    target: PreTrainedModel,
-    rows: PackedShard,
-    folder: Path,
-    options: DraftTraining,
-    done: Callable[[int], None],
-    shards: int,
-    end: float = math.inf,
-) -> int:
-    """Write the shards that `folder` lacks, several at once on a CPU; return how many of the first are there.
-
-    Args:
-        done: is told how many are done, after each.
-        end: when no more are begun but the first, on the clock of time.monotonic.
+    Raises:
+        ConfigError: there are fewer in the vocabulary.
     """
-    labels = {"text_batch": options.text_batch, "top": options.top, DTYPE: dtype_name(target.dtype)}
-    pin(folder, {"packed": dict(rows.made_from), **labels})
-    workers = (options.threads or torch.get_num_threads()) if target.device.type == "cpu" else 1
+    if count > size:
+        raise ConfigError(f"output_tokens is {count:,}, but the vocabulary has {size:,} tokens. Give fewer.")
+    wanted = np.zeros(size, np.int64)
+    held = np.zeros(size, np.int64)
+    for first in range(0, len(rows), _COUNTED_ROWS):
+        batch = rows.rows(list(range(first, min(first + _COUNTED_ROWS, len(rows)))))
+        wanted += np.bincount(batch.tokens[batch.wanted].numpy(), minlength=size)[:size]
+        held += np.bincount(batch.tokens[batch.documents >= 0].numpy(), minlength=size)[:size]
+    wanted[[token for token in always if token < size]] = np.iinfo(np.int64).max
+    order = np.lexsort((np.arange(size), -held, -wanted))
+    return torch.from_numpy(np.sort(order[:count]))
 
-    def work(number: int) -> None:
-        if workers > 1:
-            torch.set_num_threads(1)
-        if not shard_path(folder, number).exists() and (number == 0 or time.monotonic() < end):
-            write_shard(folder, number, make_shard(target, rows, number, options))
 
-    with ThreadPoolExecutor(workers) as pool:
+@dataclass(frozen=True, slots=True)
+class Labels:
+    """The target's soft labels of packed rows.
+
+    Attributes:
+        target: what the draft is for.
+        rows: whose wanted tokens are learnt.
+        folder: of the shards.
+        top: tokens of a distribution that are kept.
+        vocabulary: int64, the tokens that the draft can propose, of which ids are columns; None: all.
+        name: of the shards; those of other rows have another.
+    """
+
+    target: LanguageModel
+    rows: PackedShard
+    folder: Path
+    top: int
+    vocabulary: Tensor | None = None
+    name: str = "shard"
+    _columns: NDArray[np.uint16] | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        columns = None
+        if self.vocabulary is not None:
+            if len(self.vocabulary) > MOST_COLUMNS:
+                raise ConfigError(
+                    f"output_tokens is {len(self.vocabulary):,}, but at most {MOST_COLUMNS:,} can be learnt. Give "
+                    "fewer, or leave it out."
+                )
+            # -1 becomes _NO_COLUMN
+            columns = columns_of(self.vocabulary, self.target.vocab_size).numpy().astype(np.uint16)
+        object.__setattr__(self, "_columns", columns)
+
+    def __len__(self) -> int:
+        """Return the number of shards of all rows."""
+        return math.ceil(len(self.rows) / SHARD_ROWS[self.target.device.type])
+
+    def pin(self) -> None:
+        """Write into the folder what its shards depend on, or compare that with what is there.
+
+        Raises:
+            ConfigError: they are of other rows, of another target, or of another vocabulary; or the disk has no room.
+        """
+        vocabulary = None if self.vocabulary is None else digest(self.vocabulary.numpy().tobytes())
+        made_from = {"packed": dict(self.rows.made_from), "top": self.top, "vocabulary": vocabulary}
+        pin(self.folder, made_from | {TARGET: target_fingerprint(self.target)})
+
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes of all shards."""
+        width = self.rows.window + 1
+        ids = 4 if self._columns is None else 2
+        return len(self.rows) * width * (self.top * (ids + 2) + 9)
+
+    def path(self, number: int, part: str = "tokens") -> Path:
+        """Return the file of one part of a shard. A shard is complete once its tokens exist."""
+        return self.folder / f"{self.name}-{number:04d}.{part}.npy"
+
+    def write(self, show: Callable[[int, int], None], shards: int, end: float = math.inf) -> int:
+        """Compute the shards that the folder lacks; return how many of the first are there.
+
+        Args:
+            show: is told how many are done and how many tokens that took, after each.
+            end: when no more are begun but the first, on the clock of time.monotonic.
+        """
+        tokens = 0
+        for number in range(shards):
+            if not self.path(number).exists():
+                if number and time.monotonic() >= end:
+                    return number
+                size = SHARD_ROWS[self.target.device.type]
+                batch = self.rows.rows(list(range(number * size, min((number + 1) * size, len(self.rows)))))
+                self._write(number, self.of(batch))
+                tokens += int((batch.documents >= 0).sum())
+            show(number + 1, tokens)
+        return shards
+
+    def of(self, batch: PackedBatch) -> Shard:
+        """Compute the labels of some rows, with the target's own weights and kernels."""
+        shape = len(batch.tokens), batch.tokens.shape[1] - 1, self.top
+        ids = np.zeros(shape, id_type(self.target.vocab_size) if self._columns is None else np.uint16)
+        probabilities = np.zeros(shape, np.float16)
+        at_once: list[tuple[int, int, int, int]] = []
+        for span in [*_spans(batch), None]:
+            waiting = sum(end - start for _, start, _, end in at_once)
+            is_full = span is None or waiting + span[3] - span[1] > _ROWS_AT_ONCE[self.target.device.type]
+            if at_once and is_full:
+                self._label(batch, at_once, ids, probabilities)
+                at_once = []
+            if span is not None:
+                at_once.append(span)
+        tokens = batch.tokens.numpy().astype(id_type(self.target.vocab_size))
+        documents = batch.documents.numpy().astype(np.int32)
+        return Shard(tokens, TopProbs(ids, probabilities), documents, batch.wanted.numpy())
+
+    def _label(
+        self, batch: PackedBatch, spans: Sequence[tuple[int, int, int, int]], ids: np.ndarray, probabilities: np.ndarray
+    ) -> None:
+        """Compute the labels of some documents in one forward. spans: as of `_spans`."""
+        caches = [self.target.new_cache() for _ in spans]
         try:
-            for count, future in enumerate(as_completed([pool.submit(work, number) for number in range(shards)]), 1):
-                future.result()
-                done(count)
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)  # those that began are finished and kept
-            raise
-    return next((number for number in range(shards) if not shard_path(folder, number).exists()), shards)
+            fed = [
+                Rows(cache, batch.tokens[row, start:end].tolist(), num_logits=end - first)
+                for cache, (row, start, first, end) in zip(caches, spans, strict=True)
+            ]
+            logits = self.target.forward(fed).logits
+        finally:
+            for cache in caches:
+                cache.free()
+        offset = 0
+        for row, _, first, end in spans:
+            wanted = batch.wanted[row, first + 1 : end + 1].nonzero()[:, 0]
+            top, found = _top_probs(logits, wanted + offset, self.top)
+            places = first + wanted.numpy()
+            ids[row, places] = found if self._columns is None else self._columns[found]
+            probabilities[row, places] = top
+            offset += end - first
+
+    def _write(self, number: int, shard: Shard) -> None:
+        """Write one shard, its tokens last."""
+        arrays = shard.probs.ids, shard.probs.probabilities, shard.documents, shard.wanted, shard.tokens
+        for part, array in zip(_PARTS, arrays, strict=True):
+            with sealed_file(self.path(number, part), ConfigError) as file:
+                np.save(file, array, allow_pickle=False)
+
+    def read(self, number: int) -> Shard:
+        """Map one shard into memory. Raises ConfigError where it is damaged."""
+        arrays = []
+        for path in (self.path(number, part) for part in _PARTS):
+            check_seal(path, ConfigError, _REMEDY)
+            try:
+                arrays.append(np.load(path, mmap_mode="r", allow_pickle=False))
+            except (OSError, ValueError, EOFError) as failure:
+                raise ConfigError(f"{path} cannot be read: {failure}. {_REMEDY}") from None
+        ids, probabilities, documents, wanted, tokens = arrays
+        return Shard(tokens, TopProbs(ids, probabilities), documents, wanted)
+
+
+def _spans(batch: PackedBatch) -> Iterator[tuple[int, int, int, int]]:
+    """Yield row, start, first and end of each document with wanted tokens: tokens start to end are fed, and predictions
+    are learnt at some of first to end."""
+    for row, documents in enumerate(batch.documents.tolist()):
+        starts = [place for place in range(len(documents)) if place == 0 or documents[place] != documents[place - 1]]
+        for start, stop in pairwise([*starts, len(documents)]):
+            wanted = batch.wanted[row, start:stop].nonzero()[:, 0].tolist()
+            if wanted:
+                yield row, start, start + wanted[0] - 1, start + wanted[-1]
+
+
+def _top_probs(logits: Tensor, rows: Tensor, top: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the probabilities float16 and ids int64 of the most probable tokens of some rows of logits, [N, top]."""
+    probabilities = []
+    ids = []
+    for part in torch.split(rows.to(logits.device), _LOGIT_ROWS):
+        some = logits[part].float()
+        values, found = some.topk(top)
+        probabilities.append((values - some.logsumexp(-1, keepdim=True)).exp().half().cpu())
+        ids.append(found.cpu())
+    return torch.cat(probabilities).numpy(), torch.cat(ids).numpy()
 
 
 class ShardBatches:
-    """Batches of about `tokens_per_step` tokens from all shards in a shuffled order, for ever."""
+    """Batches of about `tokens_per_step` tokens from the first shards, in a shuffled order, for ever."""
 
-    def __init__(self, folder: Path, count: int, tokens_per_step: int, seed: int) -> None:
-        self.shards = [read_shard(folder, number) for number in range(count)]
+    def __init__(self, labels: Labels, shards: int, tokens_per_step: int, seed: int) -> None:
+        self.shards = [labels.read(number) for number in range(shards)]
+        self.rows = [(index, row) for index, shard in enumerate(self.shards) for row in range(len(shard.tokens))]
+        self.per_step = min(len(self.rows), max(1, tokens_per_step // labels.rows.window))
         self.seed = seed
-        self._chunks: list[tuple[int, int, int]] = []
-        for index, shard in enumerate(self.shards):
-            rows, width = shard.tokens.shape
-            size = min(rows, max(1, tokens_per_step // (width - 1)))
-            self._chunks.extend((index, start, start + size) for start in range(0, rows - size + 1, size))
+        self._in_columns = labels.vocabulary is not None
 
     def batch(self, step: int) -> Batch:
-        """Return the batch of step `step`: tokens int32 [B, T + 1], ids int32 and probabilities float16 [B, T, k],
-        documents and wanted as `Shard` has them, and numbers int64 [B] that seed what is drawn for each row."""
-        epoch, position = divmod(step, len(self._chunks))
-        order = np.random.default_rng([self.seed, epoch]).permutation(len(self._chunks))
-        index, start, end = self._chunks[int(order[position])]
-        shard = self.shards[index]
-        arrays = (
-            shard.tokens[start:end].astype(np.int32),
-            shard.probs.ids[start:end].astype(np.int32),
-            *(np.array(each[start:end]) for each in (shard.probs.probabilities, shard.documents, shard.wanted)),
+        """Return the batch of step `step`, as `rows_of` makes it of the next rows of this epoch's order."""
+        epoch, position = divmod(step, len(self.rows) // self.per_step)
+        order = np.random.default_rng([self.seed, epoch]).permutation(len(self.rows))
+        chosen = order[position * self.per_step : (position + 1) * self.per_step]
+        return self.rows_of([self.rows[int(number)] for number in chosen], step * self.per_step)
+
+    def rows_of(self, chosen: Sequence[tuple[int, int]], first: int = 0) -> Batch:
+        """Return rows, by their shards and places in them: tokens int32 [B, T + 1], ids int32 (columns of the draft's
+        vocabulary, -1 for a token outside it) and probabilities float16 [B, T, k], documents and wanted as `Shard` has
+        them, and numbers int64 [B] from `first` on that seed what is drawn for each row."""
+
+        def stacked(part: Callable[[Shard], np.ndarray], kind: type[np.generic]) -> Tensor:
+            return torch.from_numpy(np.stack([part(self.shards[index])[row] for index, row in chosen]).astype(kind))
+
+        ids = stacked(lambda shard: shard.probs.ids, np.int32)
+        if self._in_columns:
+            ids[ids == _NO_COLUMN] = -1
+        return (
+            stacked(lambda shard: shard.tokens, np.int32),
+            ids,
+            stacked(lambda shard: shard.probs.probabilities, np.float16),
+            stacked(lambda shard: shard.documents, np.int32),
+            stacked(lambda shard: shard.wanted, np.bool_),
+            first + torch.arange(len(chosen)),
         )
-        numbers = step * (end - start) + np.arange(end - start)
-        return tuple(map(torch.from_numpy, (*arrays, numbers)))
 
 
 def output_tokens_of(model: PreTrainedModel) -> Tensor | None:
     """Return the tokens, int64, that a draft proposes; None for all."""
     ids: list[int] | None = vars(model.config).get(OUTPUT_TOKENS)
     return None if ids is None else torch.tensor(ids)
-
-
-def frequent_tokens(samples: Path, num_shards: int, count: int, vocab_size: int, always: Iterable[int]) -> Tensor:
-    """Select the `count` tokens of most probability in the samples, rising; `always` are among them.
-
-    Raises:
-        ConfigError: there are fewer in the vocabulary.
-    """
-    if count > vocab_size:
-        raise ConfigError(f"output_tokens is {count:,}, but the vocabulary has {vocab_size:,} tokens.")
-    mass = np.zeros(vocab_size)
-    for number in range(num_shards):
-        probs = read_shard(samples, number).probs
-        mass += np.bincount(
-            probs.ids.reshape(-1).astype(np.int64), probs.probabilities.reshape(-1).astype(np.float64), vocab_size
-        )
-    mass[list(always)] = np.inf
-    # ties, most of them between tokens that never came, go to the lower id
-    order = np.lexsort((np.arange(vocab_size), -mass))
-    return torch.from_numpy(np.sort(order[:count]))
 
 
 def restrict(model: PreTrainedModel, tokens: Tensor) -> None:
