@@ -56,8 +56,10 @@ EVALUATIONS = 8
 """Evaluations of a stage."""
 NUM_DRAFT_TOKENS = 4
 """Tokens of the chains that are measured, where nobody says how many."""
-IMITATED_ROWS = 160
-"""Packed rows from which it learns then, at most; their states are kept in memory, 150 MB of 896 numbers a token."""
+IMITATED_ROWS = 128
+"""Packed rows from which it learns then, at most; their states are kept in memory: a gigabyte of eight layers of 896
+numbers."""
+_LEAST_VARIANCE = 1e-6
 LOGITS_AT_ONCE = {"cpu": 1 << 25, "cuda": 1 << 29, "mps": 1 << 25}
 """Logits in memory at once, with their gradients; those of more positions are recomputed in the backward pass."""
 
@@ -125,8 +127,11 @@ class DistillationLoss:
 
 @dataclass(slots=True)
 class ImitationLoss:
-    """The loss of a cut draft on the states of the model that it was cut from, after the final norm: how far its own
-    are from them, over their size, and the forward KL of the logits that the same output layer makes of both.
+    """The loss of a cut draft on the states of the model that it was cut from.
+
+    After each layer that it keeps, its state should be the one that enters the next of these there, as if the layers
+    between were still computed: the squared difference over that state's variance, number by number. After the final
+    norm, the forward KL of the logits that the output layer makes of both comes to it.
 
     Attributes: as those of `DistillationLoss`.
     """
@@ -135,25 +140,27 @@ class ImitationLoss:
     dtype: torch.dtype = torch.float32
 
     def mean(self, draft: nn.Module, rows: Batch) -> Tensor:
-        """Average over all positions with a token. rows: as `StartStates.batch` gives them."""
+        """Average over the positions behind the first of their documents, whose states are larger than all others by
+        orders of magnitude in many models. rows: as `StartStates.batch` gives them."""
         assert isinstance(draft, PreTrainedModel)
         where = device_of(draft)
         tokens, documents, states = (copy_to_device(tensor, where) for tensor in rows)
         used = documents != NO_DOCUMENT
+        used[:, 0] = False
+        used[:, 1:] &= documents[:, 1:] == documents[:, :-1]
         weight, bias = _output_rows(draft, self.output_tokens)
         inputs = {"input_ids": tokens.long(), "attention_mask": document_mask(documents)}
         wanted = states[used].float()
-        size = wanted.square().mean()
 
         def total(part: Tensor, of_start: Tensor) -> Tensor:
-            distance = (part.float() - of_start).square().mean() / size
             wanted_probs = F.linear(of_start, weight, bias).float().softmax(-1)
-            divergence = F.cross_entropy(F.linear(part, weight, bias).float(), wanted_probs)
-            return (distance + divergence) * len(part)
+            return F.cross_entropy(F.linear(part, weight, bias).float(), wanted_probs) * len(part)
 
         with products_in(self.dtype, where):
-            hidden = draft.base_model(**inputs, use_cache=False).last_hidden_state[used]
-            return _in_parts(total, hidden, wanted, columns=2 * len(weight))
+            found = draft.base_model(**inputs, use_cache=False, output_hidden_states=True).hidden_states[1:]
+            own = torch.stack([each[used].float() for each in found], 1)
+            distance = ((own - wanted).square() / wanted.var(0).clamp(min=_LEAST_VARIANCE)).mean()
+            return distance + _in_parts(total, own[:, -1], wanted[:, -1], columns=2 * len(weight))
 
 
 def _output_rows(draft: PreTrainedModel, tokens: Tensor | None) -> tuple[Tensor, Tensor | None]:
@@ -206,14 +213,16 @@ class StartStates:
 
     Args:
         start: that one's name, by which it is loaded when states are needed.
-        num_layers: of its layers.
+        layers: which the states enter, rising; the number of its layers stands for the state after the final norm.
         per_step: rows of a batch.
     """
 
-    def __init__(self, start: str, num_layers: int, rows: PackedShard, per_step: int, options: DraftTraining) -> None:
+    def __init__(
+        self, start: str, layers: Sequence[int], rows: PackedShard, per_step: int, options: DraftTraining
+    ) -> None:
         self._start = start
-        self._device = options.device or "cpu"
-        self._num_layers = num_layers
+        self._device = training_device(options.device)
+        self._layers = tuple(layers)
         self._rows = rows
         self._count = min(len(rows), IMITATED_ROWS)
         self._per_step = min(per_step, self._count)
@@ -221,7 +230,7 @@ class StartStates:
         self._kept: dict[int, Tensor] = {}
 
     def batch(self, step: int) -> Batch:
-        """Return the batch of step `step`: tokens and documents [B, T], states bfloat16 [B, T, H]."""
+        """Return the batch of step `step`: tokens and documents [B, T], states bfloat16 [B, T, layers, H]."""
         epoch, position = divmod(step, self._count // self._per_step)
         order = np.random.default_rng([self._seed, epoch]).permutation(self._count)
         numbers = order[position * self._per_step :][: self._per_step].tolist()
@@ -234,7 +243,7 @@ class StartStates:
         return load_model(self._start, device=self._device)
 
     def _of(self, number: int, batch: PackedBatch, place: int) -> Tensor:
-        """Return the states of one row, [T, H]; 0 where it has no token."""
+        """Return the states of one row, [T, layers, H]; 0 where it has no token."""
         if number not in self._kept:
             tokens = batch.tokens[place, :-1]
             documents = batch.documents[place, :-1]
@@ -246,13 +255,13 @@ class StartStates:
                 for cache, part in zip(caches, torch.split(tokens[used], lengths), strict=True)
             ]
             try:
-                found = self._model.forward(fed, [self._num_layers]).hidden_outputs
+                found = self._model.forward(fed, self._layers).hidden_outputs
             finally:
                 for cache in caches:
                     cache.free()
             assert found is not None
-            states = torch.zeros(len(tokens), found.shape[-1], dtype=torch.bfloat16)
-            states[used] = found[:, 0].to("cpu", torch.bfloat16)
+            states = torch.zeros(len(tokens), *found.shape[1:], dtype=torch.bfloat16)
+            states[used] = found.to("cpu", torch.bfloat16)
             self._kept[number] = states
         return self._kept[number]
 
@@ -310,7 +319,7 @@ def train_stages(
     run = Stages(draft, run_folder, options, dtype, judge, console)
     if kept is not None:
         quarter = end if end == math.inf else time.monotonic() + IMITATION_SHARE * (end - time.monotonic())
-        states["imitation"] = run.imitate(start.name, num_layers, rows, quarter)
+        states["imitation"] = run.imitate(start.name, [*kept[1:], num_layers], rows, quarter)
     states["distillation"] = run.distil(ShardBatches(labels, shards, options.tokens_per_step, options.seed), kept, end)
     return draft, states, judge
 
@@ -364,15 +373,18 @@ class Stages:
     judge: HeldOutRows
     console: Console
 
-    def imitate(self, start: str, num_layers: int, rows: PackedShard, end: float) -> LoopState:
-        """Learn the states of the model that the draft was cut from. start: its name. end: see `Loop`."""
+    def imitate(self, start: str, layers: Sequence[int], rows: PackedShard, end: float) -> LoopState:
+        """Learn the states of the model that the draft was cut from.
+
+        start, layers: as those of `StartStates`. end: as that of `Loop`.
+        """
         options = self.options
         per_step = max(1, options.tokens_per_step // rows.window)
-        states = StartStates(start, num_layers, rows, per_step, options)
+        states = StartStates(start, layers, rows, per_step, options)
         losses = ImitationLoss(output_tokens_of(self.draft), self.dtype)
         return self._train(
             "imitation",
-            {"data": dict(rows.made_from)},
+            {"data": dict(rows.made_from), LAYERS: layers},
             max(1, int(IMITATION_SHARE * options.tokens) // options.tokens_per_step),
             states.batch,
             lambda model, batch, _: losses.mean(model, batch),
