@@ -96,6 +96,8 @@ Force = Annotated[bool, typer.Option("--force", help="Begin anew, and replace wh
 TYPED = ("epochs", "minutes")
 FIXED = ("seed", "checkpoint_seconds", "threads", "device", "dtype")
 """Options of runs that have no key."""
+NO_HEAD = 1
+"""Exit status after a head was trained that is no better than chance."""
 FEW = (*FIXED, "position_weights", "cached_states")
 """The same of Medusa heads and MTP layers."""
 
@@ -173,7 +175,8 @@ def _train(kind: HeadKind[Any], out: Path, target: str | None, data: Path, *, re
     from forerun.train.heads.commands import train_head
 
     name = chosen_model(target, "--target")
-    train_head(out, _work(out), name, data, kind, this_command(), resume=resume, force=force)
+    if train_head(out, _work(out), name, data, kind, this_command(), resume=resume, force=force):
+        raise typer.Exit(NO_HEAD)
 
 
 def _work(out: Path) -> Path:

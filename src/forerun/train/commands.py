@@ -80,7 +80,7 @@ def train_draft(
     console = Console()
     with run_in(work, out, console, resume=resume, force=force):
         target, tokenizer = load_model_and_tokenizer(target_folder)
-        target.to(where, run_type(work / "samples", options.dtype, where))
+        target.to(where, run_type(work / "samples", options.dtype, where, console))
         rows = read_rows(data, Weights(target), tokenizer, work / "packed", options.window, console)
         former = load_model_and_tokenizer(start, torch.float32) if start is not None else None
         draft, state = distil.train_stages(target, tokenizer, rows, work, options, console, former)

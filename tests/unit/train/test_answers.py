@@ -174,9 +174,9 @@ def test_the_target_writes_prompts_of_which_usable_ones_are_answered(
     asked: list[str] = []
     compute = answer_stages.compute
 
-    def written(llm: LLM, waiting: Any, request: Any) -> Iterator[Any]:
+    def written(llm: LLM, waiting: Any, request: Any, stepped: Any) -> Iterator[Any]:
         if request.__name__ != "_writing_request":
-            yield from compute(llm, waiting, request)
+            yield from compute(llm, waiting, request, stepped)
             return
         while waiting:
             place = waiting.popleft()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from rich.console import Console
 
 from forerun.config import SamplingParams
-from forerun.engine import LLM, Choice
+from forerun.engine import LLM, Choice, StepOutput
 from forerun.errors import ConfigError, PromptError, SamplingError
 from forerun.train.corpus import hash_fraction
 from forerun.train.data.answer_file import AnswerLine, ChatText
@@ -38,13 +38,17 @@ _SEED_DIGITS = 15
 
 
 def compute(
-    llm: LLM, waiting: deque[Key], request: Callable[[Key], tuple[list[int], SamplingParams]]
+    llm: LLM,
+    waiting: deque[Key],
+    request: Callable[[Key], tuple[list[int], SamplingParams]],
+    stepped: Callable[[Sequence[StepOutput]], object] = len,
 ) -> Iterator[tuple[Key, Choice | PromptError | SamplingError]]:
     """Yield each request's answer as soon as it is complete, or why it cannot be computed.
 
     Args:
         waiting: keys of requests, taken from the front. More may be appended while answers are taken.
         request: the prompt's token ids and the options of one of them, n being 1; it may raise PromptError.
+        stepped: is told what each step gave.
 
     Raises:
         ForerunError: a step failed. What was unfinished is forgotten.
@@ -60,7 +64,9 @@ def compute(
                     inside[engine.add(*request(key))] = key
                 except (PromptError, SamplingError) as error:
                     yield key, error
-            for output in engine.step() if inside else ():
+            outputs = engine.step() if inside else []
+            stepped(outputs)
+            for output in outputs:
                 if output.error is not None:
                     raise output.error
                 if output.choice is not None:
@@ -70,6 +76,38 @@ def compute(
             engine.abort(request_id)
         while engine.has_work:
             engine.step()
+
+
+class _Generated:
+    """Counts the tokens of the answers of a stage, those of unfinished ones included.
+
+    most: tokens of an answer.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._unfinished: Counter[int] = Counter()
+        self._num_finished = 0
+        self.num_tokens = 0
+
+    def add(self, outputs: Iterable[StepOutput]) -> None:
+        """Count what a step gave."""
+        for output in outputs:
+            count = len(output.chunk.token_ids)
+            self.num_tokens += count
+            self._unfinished[output.request_id] += count
+            if output.choice is not None or output.error is not None:
+                del self._unfinished[output.request_id]
+                self._num_finished += 1
+
+    @property
+    def begun(self) -> float:
+        """Estimate the work on unfinished answers, in answers.
+
+        Their length is the tokens that there are over the answers that have ended: those that end first are short.
+        """
+        length = min(self._most, self.num_tokens / max(1, self._num_finished)) or 1.0
+        return sum(min(1.0, count / length) for count in self._unfinished.values())
 
 
 class Stages:
@@ -180,12 +218,15 @@ class Stages:
         request: Callable[[int], tuple[list[int], SamplingParams]],
     ) -> Iterator[int]:
         """Compute the requests of these numbers (`compute`), and yield each when it is in the journal."""
-        tokens = 0
-        with StageProgress(self._console, stage, total, journal.num_done, self._options.max_batch) as progress:
-            for index, choice in compute(self._llm, waiting, request):
+        generated = _Generated(PROMPT_TOKENS if stage == "prompts" else self._options.max_tokens)
+        with StageProgress(self._console, stage, total, journal.num_done) as progress:
+
+            def stepped(outputs: Sequence[StepOutput]) -> None:
+                generated.add(outputs)
+                progress.show(journal.num_done, tokens=generated.num_tokens, begun=generated.begun)
+
+            for index, choice in compute(self._llm, waiting, request, stepped):
                 journal.add(index, _entry(choice))
-                tokens += len(choice.token_ids) if isinstance(choice, Choice) else 0
-                progress.show(journal.num_done, tokens=tokens)
                 yield index
 
     def _writing_request(self, index: int) -> tuple[list[int], SamplingParams]:

@@ -54,6 +54,7 @@ class HeadReport:
             "overlap_at_temperature_1": [round(value, 4) for value in score.overlap] if score.starts else None,
             "per_position_at_temperature_1": [round(value, 4) for value in score.drawn_per_position] or None,
             "mean_acceptance_length_at_temperature_1": round(score.expected_length, 4) if score.starts else None,
+            "most_frequent_token": round(score.constant, 4),
             "documents": score.documents,
             "greedy_documents": score.greedy_documents,
             "plain_step_ms": round(1000 * self.costs.plain, 3),
@@ -77,11 +78,16 @@ class HeadReport:
         steps = f"plain step {_ms(costs.plain)}; with K={k}: {parts}"
         length = f"mean acceptance length {score.mean_acceptance_length:.3f}"
         length += f"; acceptance by position: {cell_text(score.per_position)}"
+        chance = (
+            f"- This is no head yet: the first token of its drafts is accepted in {score.first:.1%}, the most frequent "
+            f"token in {score.constant:.1%}. Train it longer, on more data, or with another learning rate."
+        )
         return [
             f"- Greedy chains of {k} on {answers}: {length if score.reached[0] else 'nothing to judge by'}",
             f"- By tokens of context: {by_context or 'no greedy answers'}",
             f"- Overlap at temperature 1 by position: {cell_text(score.overlap)}; length {score.expected_length:.3f}",
             f"- Predicted speed-up over plain decoding here: {speedups} ({steps})",
+            *([chance] if score.is_chance else []),
         ]
 
 
@@ -139,7 +145,7 @@ def write_head_card(folder: Path, record: dict[str, Any], report: HeadReport, pi
         f"{record['parameters'] / 1e6:.2f} M parameters. It proposes {tokens} ({coverage}).",
         "",
         f"- Command: `{record['command']}`",
-        f"- Data: {data['documents']:,} documents, {data['tokens']:,} tokens, {data['wanted']:,} of them trained on.",
+        f"- Data: {data['documents']:,} documents, {data['tokens']:,} tokens, {data['wanted']:,} of them to predict.",
         f"- Training: {trained}, {training['tokens_per_second']:,} tokens/s, final loss {training['final_loss']}.",
         *report.lines(),
         f"- Device: {record['device']}",

@@ -45,6 +45,7 @@ class HeadScore:
         starts: chains in expectation at temperature 1. survived: the expected number of them whose draft was accepted
             up to each position.
         documents, greedy_documents: answers, and those whose chains count.
+        constant: the share of their tokens that are the most frequent one: what always proposing that one would get.
     """
 
     num_draft_tokens: int
@@ -57,6 +58,7 @@ class HeadScore:
     survived: list[float] = field(default_factory=list)
     documents: int = 0
     greedy_documents: int = 0
+    constant: float = 0.0
 
     def __post_init__(self) -> None:
         for counts in (self.reached, self.accepted, self.overlaps, self.overlapped, self.survived):
@@ -75,6 +77,16 @@ class HeadScore:
     def is_judged(self) -> bool:
         """Return whether there was any chain to count."""
         return self.reached[0] > 0 or self.starts > 0
+
+    @property
+    def first(self) -> float:
+        """Return the acceptance of a chain's first token: of greedy chains, of drawn ones where no answer is greedy."""
+        return self.per_position[0] if self.reached[0] else self.overlap[0]
+
+    @property
+    def is_chance(self) -> bool:
+        """Return whether always proposing the most frequent token would do as well."""
+        return self.is_judged and self.first <= self.constant
 
     @property
     def per_position(self) -> list[float]:
@@ -166,11 +178,17 @@ class HeldOut:
     @torch.no_grad()
     def score(self, head: HeadModule) -> HeadScore:
         """Measure a head of the same target and vocabulary."""
-        found = HeadScore(self._k)
+        found = HeadScore(self._k, constant=self._constant())
         for part in self._parts:
             matches, overlaps, greedy = self._agreement(head, part)
             _count(found, part.rows, matches.cpu(), overlaps.cpu(), greedy.cpu())
         return found
+
+    def _constant(self) -> float:
+        """Return the share of the answers' tokens that are the most frequent one."""
+        answers = [part.rows.token_ids[part.rows.predictors + 1] for part in self._parts]
+        counts = torch.cat(answers).bincount() if answers else torch.zeros(1)
+        return float(counts.max() / counts.sum().clamp(min=1))
 
     @torch.no_grad()
     def ranks(self, head: HeadModule) -> Iterator[tuple[HeadRows, Tensor]]:
