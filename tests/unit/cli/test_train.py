@@ -71,6 +71,12 @@ def test_minutes_bound_every_training_command(
     assert options.minutes == 2.5
 
 
+def test_a_head_that_is_none_is_told_by_the_exit_status(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
+    for is_chance in (True, False):
+        monkeypatch.setattr(head_commands, "train_head", lambda *_, found=is_chance, **__: found)
+        assert invoke("train", "eagle", "out", "--data", "d", "--target", "bundled").exit_code == is_chance
+
+
 def test_a_version_of_eagle_that_is_none_is_not_offered(invoke: Invoke) -> None:
     result = invoke("train", "eagle", "out", "--data", "d", "--target", "bundled", "--version", "2")
     assert result.exit_code == 2 and "version is 2, but must be 1 or 3" in result.stderr

@@ -115,6 +115,21 @@ def test_an_answer_is_the_run_of_wanted_tokens_at_the_end_of_its_document() -> N
     assert answers_alone(wanted, documents).int().tolist() == [[0, 0, 0, 1, 0, 1, 1, 0]]
 
 
+@pytest.mark.parametrize(
+    ("first", "constant", "is_chance"), [(5, 0.05, False), (1, 0.1, True), (1, 0.2, True), (2, 0.1, False)]
+)
+def test_a_head_that_is_no_better_than_the_most_frequent_token_is_none(
+    first: int, constant: float, is_chance: bool
+) -> None:
+    costs = CostsByK(1.0, [1.0] * 3, [0.0] * 3, [0.0] * 3)
+    greedy = heads_evaluate.HeadScore(2, reached=[10, first], accepted=[first, 0], constant=constant)
+    drawn = heads_evaluate.HeadScore(2, starts=10, survived=[float(first), 0.0], constant=constant)
+    for score in (greedy, drawn):
+        lines = HeadReport.of(score, costs).lines()
+        assert score.is_chance == is_chance == lines[-1].startswith("- This is no head yet: the first token of its")
+    assert not heads_evaluate.HeadScore(2, constant=constant).is_chance  # nothing was judged
+
+
 def test_the_predicted_speed_up_is_of_measured_steps() -> None:
     costs = CostsByK(10.0, [9.0, 10.0, 11.0], [0.5, 2.0, 3.0], [0.5, 1.0, 1.0])
     score = heads_evaluate.HeadScore(2, reached=[10, 5], accepted=[5, 4])

@@ -300,6 +300,11 @@ def test_a_pipe_gets_lines_with_the_time_left(monkeypatch: pytest.MonkeyPatch) -
     lines = pipe.file.getvalue().splitlines()  # type: ignore[attr-defined]
     assert lines[0] == "training: 0 of 1,000"
     assert lines[-1].startswith("training: 250 of 1,000 · loss 2.000 · about ") and lines[-1].endswith(" s left")
+    with StageProgress(pipe, "answers", 1_000) as progress:
+        time.sleep(0.02)
+        progress.show(0, tokens=100, begun=2.5)  # none is finished yet
+        time.sleep(0.1)
+    assert re.match(r"answers: 0 of 1,000 · .* tokens/s · about .* left", pipe.file.getvalue().splitlines()[-1])  # type: ignore[attr-defined]
     shown = terminal.file.getvalue()  # type: ignore[attr-defined]
     assert "loss 2.000" in shown and "of 1,000" not in shown
 

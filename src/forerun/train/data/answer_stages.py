@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,14 +41,14 @@ def compute(
     llm: LLM,
     waiting: deque[Key],
     request: Callable[[Key], tuple[list[int], SamplingParams]],
-    stepped: Callable[[Sequence[StepOutput]], object] = len,
+    stepped: Callable[[int], object] = bool,
 ) -> Iterator[tuple[Key, Choice | PromptError | SamplingError]]:
     """Yield each request's answer as soon as it is complete, or why it cannot be computed.
 
     Args:
         waiting: keys of requests, taken from the front. More may be appended while answers are taken.
         request: the prompt's token ids and the options of one of them, n being 1; it may raise PromptError.
-        stepped: is told what each step gave.
+        stepped: is told how many tokens each step gave.
 
     Raises:
         ForerunError: a step failed. What was unfinished is forgotten.
@@ -64,8 +64,10 @@ def compute(
                     inside[engine.add(*request(key))] = key
                 except (PromptError, SamplingError) as error:
                     yield key, error
-            outputs = engine.step() if inside else []
-            stepped(outputs)
+            outputs: list[StepOutput] = []
+            if inside:
+                outputs = engine.step()
+                stepped(engine.last_step.num_tokens)
             for output in outputs:
                 if output.error is not None:
                     raise output.error
@@ -78,36 +80,33 @@ def compute(
             engine.step()
 
 
+@dataclass(slots=True)
 class _Generated:
     """Counts the tokens of the answers of a stage, those of unfinished ones included.
 
-    most: tokens of an answer.
+    Attributes:
+        most: tokens of an answer.
+        num_tokens, num_finished_tokens, num_finished: tokens, those of finished answers, and how many are finished.
     """
 
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._unfinished: Counter[int] = Counter()
-        self._num_finished = 0
-        self.num_tokens = 0
+    most: int
+    num_tokens: int = 0
+    num_finished_tokens: int = 0
+    num_finished: int = 0
 
-    def add(self, outputs: Iterable[StepOutput]) -> None:
-        """Count what a step gave."""
-        for output in outputs:
-            count = len(output.chunk.token_ids)
-            self.num_tokens += count
-            self._unfinished[output.request_id] += count
-            if output.choice is not None or output.error is not None:
-                del self._unfinished[output.request_id]
-                self._num_finished += 1
+    def finish(self, num_tokens: int) -> None:
+        """Count an answer of so many tokens, which are counted already, as finished."""
+        self.num_finished += 1
+        self.num_finished_tokens += num_tokens
 
     @property
     def begun(self) -> float:
         """Estimate the work on unfinished answers, in answers.
 
-        Their length is the tokens that there are over the answers that have ended: those that end first are short.
+        An answer's length is all tokens over the answers that have ended: those that end first are short.
         """
-        length = min(self._most, self.num_tokens / max(1, self._num_finished)) or 1.0
-        return sum(min(1.0, count / length) for count in self._unfinished.values())
+        length = min(self.most, self.num_tokens / max(1, self.num_finished)) or 1.0
+        return (self.num_tokens - self.num_finished_tokens) / length
 
 
 class Stages:
@@ -221,12 +220,17 @@ class Stages:
         generated = _Generated(PROMPT_TOKENS if stage == "prompts" else self._options.max_tokens)
         with StageProgress(self._console, stage, total, journal.num_done) as progress:
 
-            def stepped(outputs: Sequence[StepOutput]) -> None:
-                generated.add(outputs)
+            def show() -> None:
                 progress.show(journal.num_done, tokens=generated.num_tokens, begun=generated.begun)
+
+            def stepped(num_tokens: int) -> None:
+                generated.num_tokens += num_tokens
+                show()
 
             for index, choice in compute(self._llm, waiting, request, stepped):
                 journal.add(index, _entry(choice))
+                generated.finish(len(choice.token_ids) if isinstance(choice, Choice) else 0)
+                show()
                 yield index
 
     def _writing_request(self, index: int) -> tuple[list[int], SamplingParams]:

@@ -81,7 +81,7 @@ class HeadScore:
     @property
     def first(self) -> float:
         """Return the acceptance of a chain's first token: of greedy chains, of drawn ones where no answer is greedy."""
-        return self.per_position[0] if self.reached[0] else self.overlap[0]
+        return self.per_position[0] if self.reached[0] else self.drawn_per_position[0]
 
     @property
     def is_chance(self) -> bool:
