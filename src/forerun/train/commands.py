@@ -15,6 +15,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from forerun.train.accelerator import device_name, dtype_name, micro_tokens, product_type, training_device
 from forerun.train.card import (
     NOT_JUDGED,
+    chance_line,
     load_model_and_tokenizer,
     model_record,
     read_record,
@@ -37,6 +38,7 @@ from forerun.train.evaluate import (
     agreement_of,
     drafted_logits,
     held_out_acceptance,
+    most_frequent_share,
     text_score,
 )
 from forerun.utils import workloads
@@ -67,13 +69,16 @@ def train_draft(
     resume: bool = False,
     force: bool = False,
     start: Path | None = None,
-) -> None:
+) -> bool:
     """Train a draft of `target_folder`, save to `out`, measure the pair on held-out rows, write the card.
 
     Args:
         data: see `read_rows`.
         command: the command line, for the card.
         start: folder of a model to go on from, in place of a pruned copy of the target (`check_start_given`).
+
+    Returns:
+        Whether the draft is no better than chance (`is_chance`).
     """
     check_start_given(start, options.pruning)
     where = training_device(options.device)
@@ -101,9 +106,14 @@ def train_draft(
             held_out=text_score(stored, tokenizer, packed_texts(held_out, tokenizer)),
             acceptance=rates,
             device=device_name(where),
+            constant=most_frequent_share(held_out, HELD_OUT_ROWS),
         )
         write_model_card(out, record)
         _show(rates, out, console)
+        none: bool = record["is_chance"]
+        if none:
+            console.print(chance_line("draft", rates[0].per_position[0], record["most_frequent_token"]))
+    return none
 
 
 def _show(rates: list[HeldOutAcceptance], out: Path, console: Console) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from forerun.errors import ConfigError
@@ -65,10 +65,6 @@ class Optimisation(Checked):
     """Optimiser of the hidden matrices: "muon", or "adam" as everything else."""
     shape: str = "linear"
     """Shape of the decay: "linear" or "cosine"."""
-
-    def for_width(self, width: int) -> Optimisation:
-        """Return these options with AdamW's rate for matrices of so many inputs (`rate_for_width`)."""
-        return replace(self, adam_lr=rate_for_width(width, self.adam_lr))
 
 
 BASE_WIDTH = 576

@@ -278,6 +278,8 @@ class Loop:
     """Steps over which the learning rate rises, where the schedule has no longer warm-up; half of the run at most."""
     logits: int = 0
     """Logits of a token that are in memory at once; for the estimate of the memory alone."""
+    _ahead: Batch | None = field(default=None, init=False)
+    """The batch of the next step, where it was needed before."""
 
     def run(self, state: LoopState, console: Console, title: str) -> LoopState:
         """Train from `state` to the end, or until interrupted; the last act is a checkpoint.
@@ -309,12 +311,11 @@ class Loop:
             marks = _Marks(time.monotonic(), time.monotonic())
             while not self._is_over(state, timed) and not held.pending:
                 speed = self._several_steps(state, timed)
-                if timed.decides(state, self.total_steps):
-                    self._save(state, marks)
+                is_decided = timed.decides(state, self.total_steps)
                 timed.say(self._last(state) - state.step, console)
                 self._evaluate(state, metrics, marks, last=self._is_over(state, timed))
                 self._show(state, progress, metrics, speed, marks)
-                if marks.are_due(self.checkpoint_seconds, timed.last):
+                if is_decided or marks.are_due(self.checkpoint_seconds, timed.last):
                     self._save(state, marks)
             self._finish(state, console, title, interrupted=held.pending)
             interrupted = held.pending
@@ -332,7 +333,8 @@ class Loop:
 
     def _say_needs(self, state: LoopState, console: Console) -> None:
         """Print what the run needs. Raises ConfigError where the disk has too little room."""
-        rows, width = self.batch(state.step)[0].shape
+        self._ahead = self.batch(state.step)
+        rows, width = self._ahead[0].shape
         where = device_of(self.model)
         needs = Needs.of(
             self.model,
@@ -430,7 +432,8 @@ class Loop:
         self.optimisers.warmup = min(0.5, self.warmup_steps / last)
         count = min(LOSSES_READ_EVERY[device_of(self.model).type], last - state.step)
         for step in range(state.step, state.step + count):
-            batch = self.batch(step)
+            batch = self.batch(step) if self._ahead is None else self._ahead
+            self._ahead = None
             values.append(self._step(batch, step / last))
             state.tokens += batch[0].shape[0] * (batch[0].shape[1] - 1)
         losses = [float(loss) for loss, _ in values]

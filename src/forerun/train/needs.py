@@ -32,7 +32,7 @@ class Needs:
         gradients, optimiser, activations: that training adds.
         checkpoints: that the run keeps on disk.
         written: that the disk needs room for beside what is there: a checkpoint replaces the former one when it is
-            complete.
+            complete, and the result comes beside them.
     """
 
     present: int
@@ -62,7 +62,7 @@ class Needs:
             logits: of a token that are in memory at once.
             keeps_best: the weights of the best evaluation are kept, too.
         """
-        weights = _FLOAT32 * sum(parameter.numel() for parameter in model.parameters())
+        weights = _FLOAT32 * sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
         matrices = [parameter for parameter in model.parameters() if parameter.ndim == 2]
         outputs = sum(min(len(matrix), _WIDEST * matrix.shape[1]) for matrix in matrices)
         checkpoint = weights + optimisers.state_nbytes
@@ -74,7 +74,7 @@ class Needs:
             optimisers.state_nbytes,
             _KEPT * _FLOAT32 * tokens * (outputs + logits),
             checkpoint + best,
-            max(0, checkpoint + best + max(checkpoint, best) - there),
+            max(0, checkpoint + best + max(checkpoint, best) + weights - there),
         )
 
     def say(self, folder: Path, console: Console, where: torch.device) -> None:
@@ -95,8 +95,8 @@ class Needs:
         console.print(line, highlight=False, soft_wrap=True, markup=False)
         if self.written > free_disk:
             raise ConfigError(
-                f"{folder} has too little room: checkpoints need {_gb(self.written)} GB while they are written, "
-                f"{_gb(free_disk)} GB are free. Make room there, or give an OUT on another disk."
+                f"{folder} has too little room: checkpoints and the result need {_gb(self.written)} GB while they are "
+                f"written, {_gb(free_disk)} GB are free. Make room there, or give an OUT on another disk."
             )
 
 

@@ -263,7 +263,9 @@ def test_a_disk_without_room_is_told_before_the_first_step(tmp_path: Path, monke
         console.file.getvalue(),  # type: ignore[attr-defined]
     )
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=100))
-    with pytest.raises(ConfigError, match=r"has too little room: checkpoints need .* Make room there, or give an OUT"):
+    with pytest.raises(
+        ConfigError, match=r"has too little room: checkpoints and the result need .* Make room there, or give an OUT"
+    ):
         part_of_a_run(tmp_path / "full").run(LoopState(), QUIET, "training")
     assert not (tmp_path / "full" / CHECKPOINT).exists()
 
@@ -276,16 +278,15 @@ def test_needs_grow_with_what_is_trained(tmp_path: Path) -> None:
         needs = Needs.of(model, optimisers, tmp_path, **options)  # type: ignore[arg-type]
         assert (needs.gradients, needs.optimiser) == (8_000, 4_000 * moments)
         assert needs.activations == 2 * 4 * 7 * (80 + 5)
-        assert needs.checkpoints == 4_000 * (2 + moments) and needs.written == 4_000 * (3 + 2 * moments)
+        assert needs.checkpoints == 4_000 * (2 + moments) and needs.written == 4_000 * (4 + 2 * moments)
     (tmp_path / CHECKPOINT).write_bytes(bytes(12_000))
-    assert Needs.of(model, optimisers, tmp_path, **options).written == 28_000 - 12_000  # type: ignore[arg-type]
+    assert Needs.of(model, optimisers, tmp_path, **options).written == 32_000 - 12_000  # type: ignore[arg-type]
     assert (resident_memory() or 1) > 0
 
 
 @pytest.mark.parametrize(("width", "rate"), [(64, 3e-3), (576, 3e-3), (896, 1.9e-3), (2560, 6.8e-4), (30_000, 1e-4)])
 def test_wide_matrices_get_a_lower_rate(width: int, rate: float) -> None:
     assert rate_for_width(width, 3e-3) == rate
-    assert Optimisation(adam_lr=3e-3).for_width(width) == Optimisation(adam_lr=rate)
     assert rate_for_width(width, 5e-5) <= 5e-5
 
 

@@ -216,8 +216,7 @@ def distil(
     """
     draft.to(training_device(options.device))
     batches = ShardBatches(run_folder / "samples", shards, options.tokens_per_step, options.seed)
-    width = draft.get_input_embeddings().weight.shape[1]
-    optimisers = Optimisers(draft, options.distillation.for_width(width), dtype)
+    optimisers = Optimisers(draft, options.distillation, dtype)
     folder = run_folder / "distil"
     tokens = output_tokens_of(draft)
     chosen = None if tokens is None else digest(tokens.numpy().tobytes())

@@ -11,7 +11,7 @@ from forerun.drafters.base import TRAINING_RECORD
 from forerun.drafters.models.heads.config import HeadConfig
 from forerun.errors import ConfigError
 from forerun.speculation.predictor import CostsByK
-from forerun.train.card import CARD, NOT_JUDGED, stage_record, versions
+from forerun.train.card import CARD, NOT_JUDGED, chance_line, stage_record, versions
 from forerun.train.checkpoint import METRICS, LoopState
 from forerun.train.data.packed import PackedShard
 from forerun.train.heads.evaluate import HeadScore, cell_text
@@ -78,10 +78,7 @@ class HeadReport:
         steps = f"plain step {_ms(costs.plain)}; with K={k}: {parts}"
         length = f"mean acceptance length {score.mean_acceptance_length:.3f}"
         length += f"; acceptance by position: {cell_text(score.per_position)}"
-        chance = (
-            f"- This is no head yet: the first token of its drafts is accepted in {score.first:.1%}, the most frequent "
-            f"token in {score.constant:.1%}. Train it longer, on more data, or with another learning rate."
-        )
+        chance = f"- {chance_line('head', score.first, score.constant)}"
         return [
             f"- Greedy chains of {k} on {answers}: {length if score.reached[0] else 'nothing to judge by'}",
             f"- By tokens of context: {by_context or 'no greedy answers'}",

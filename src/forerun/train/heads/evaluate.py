@@ -8,6 +8,7 @@ Overlap at temperature 1: the sum of min(target, head) at each position of a cha
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -45,7 +46,7 @@ class HeadScore:
         starts: chains in expectation at temperature 1. survived: the expected number of them whose draft was accepted
             up to each position.
         documents, greedy_documents: answers, and those whose chains count.
-        constant: the share of their tokens that are the most frequent one: what always proposing that one would get.
+        frequencies: of the answers' tokens.
     """
 
     num_draft_tokens: int
@@ -58,7 +59,7 @@ class HeadScore:
     survived: list[float] = field(default_factory=list)
     documents: int = 0
     greedy_documents: int = 0
-    constant: float = 0.0
+    frequencies: Counter[int] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
         for counts in (self.reached, self.accepted, self.overlaps, self.overlapped, self.survived):
@@ -82,6 +83,11 @@ class HeadScore:
     def first(self) -> float:
         """Return the acceptance of a chain's first token: of greedy chains, of drawn ones where no answer is greedy."""
         return self.per_position[0] if self.reached[0] else self.drawn_per_position[0]
+
+    @property
+    def constant(self) -> float:
+        """Return the share of the most frequent token: what always proposing that one would get."""
+        return max(self.frequencies.values(), default=0) / max(1, self.frequencies.total())
 
     @property
     def is_chance(self) -> bool:
@@ -178,17 +184,11 @@ class HeldOut:
     @torch.no_grad()
     def score(self, head: HeadModule) -> HeadScore:
         """Measure a head of the same target and vocabulary."""
-        found = HeadScore(self._k, constant=self._constant())
+        found = HeadScore(self._k)
         for part in self._parts:
             matches, overlaps, greedy = self._agreement(head, part)
             _count(found, part.rows, matches.cpu(), overlaps.cpu(), greedy.cpu())
         return found
-
-    def _constant(self) -> float:
-        """Return the share of the answers' tokens that are the most frequent one."""
-        answers = [part.rows.token_ids[part.rows.predictors + 1] for part in self._parts]
-        counts = torch.cat(answers).bincount() if answers else torch.zeros(1)
-        return float(counts.max() / counts.sum().clamp(min=1))
 
     @torch.no_grad()
     def ranks(self, head: HeadModule) -> Iterator[tuple[HeadRows, Tensor]]:
@@ -271,6 +271,7 @@ def answers_alone(wanted: Tensor, documents: Tensor) -> Tensor:
 
 def _count(found: HeadScore, rows: HeadRows, matches: Tensor, overlaps: Tensor, greedy: Tensor) -> None:
     """Add the counts of some documents."""
+    found.frequencies.update(rows.token_ids[rows.predictors + 1].tolist())
     for step in range(found.num_draft_tokens):
         there = ~overlaps[step].isnan()
         found.overlaps[step] += float(overlaps[step][there].sum())
