@@ -175,7 +175,7 @@ def train(
         learnt.save_pretrained(run_folder)
     tokenizer = load_saved_tokenizer(run_folder)
     where, end = training_device(options.device), options.end()
-    dtype = run_type(run_folder, options.dtype, where)
+    dtype = run_type(run_folder, options.dtype, where, console)
     free = {"tokens", "threads", "checkpoint_seconds", "device", "minutes"}
     pinned = {key: value for key, value in asdict(options).items() if key not in free} | {DTYPE: dtype_name(dtype)}
     pin(run_folder, pinned | {"tokenizer": digest((run_folder / "tokenizer.json").read_bytes())})

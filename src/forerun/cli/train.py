@@ -96,6 +96,8 @@ Force = Annotated[bool, typer.Option("--force", help="Begin anew, and replace wh
 TYPED = ("epochs", "minutes")
 FIXED = ("seed", "checkpoint_seconds", "threads", "device", "dtype")
 """Options of runs that have no key."""
+NO_DRAFTER_LEARNT = 1
+"""Exit status after a head or a draft was trained that is no better than chance."""
 FEW = (*FIXED, "position_weights", "cached_states")
 """The same of Medusa heads and MTP layers."""
 
@@ -173,7 +175,8 @@ def _train(kind: HeadKind[Any], out: Path, target: str | None, data: Path, *, re
     from forerun.train.heads.commands import train_head
 
     name = chosen_model(target, "--target")
-    train_head(out, _work(out), name, data, kind, this_command(), resume=resume, force=force)
+    if train_head(out, _work(out), name, data, kind, this_command(), resume=resume, force=force):
+        raise typer.Exit(NO_DRAFTER_LEARNT)
 
 
 def _work(out: Path) -> Path:
@@ -223,7 +226,7 @@ def draft(
     """Train a small model to agree with a target, from some layers of a smaller one, of a draft, or of the target."""
     from forerun.train.commands import train_draft
 
-    train_draft(
+    is_chance = train_draft(
         out,
         _work(out),
         chosen_model(target, "--target"),
@@ -234,6 +237,8 @@ def draft(
         force=force,
         start=start,
     )
+    if is_chance:
+        raise typer.Exit(NO_DRAFTER_LEARNT)
 
 
 @app.command(name="eval")

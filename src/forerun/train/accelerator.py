@@ -11,7 +11,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from forerun.errors import ConfigError
 from forerun.train.defaults import AUTO
-from forerun.utils.device import is_quick_at_bfloat16, resolve_device
+from forerun.utils.device import bfloat16_features, is_quick_at_bfloat16, resolve_device
 
 MICRO_TOKENS = {"cpu": 4_096, "cuda": 131_072, "mps": 4_096}
 """Largest number of tokens in one forward; a larger batch is accumulated."""
@@ -63,6 +63,15 @@ def product_type(name: str, where: torch.device) -> torch.dtype:
         return torch.float32 if name == "float32" else torch.bfloat16
     quick = is_quick_at_bfloat16() if where.type == "cpu" else where.type == "cuda"
     return torch.bfloat16 if quick else torch.float32
+
+
+def why_auto(dtype: torch.dtype, where: torch.device) -> str:
+    """Return why "auto" stands for this number format on a device."""
+    if where.type != "cpu":
+        return f"the device is {where.type}"
+    if dtype == torch.bfloat16:
+        return f"the processor has {' and '.join(bfloat16_features())}"
+    return "the processor has no instructions for bfloat16"
 
 
 def products_in(dtype: torch.dtype, where: torch.device) -> torch.autocast:

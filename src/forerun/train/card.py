@@ -18,12 +18,20 @@ from forerun.errors import ConfigError, ModelLoadError
 from forerun.models import load_tokenizer as read_tokenizer, load_transformers_model
 from forerun.models.loading.transformers_modules import quietly
 from forerun.train.checkpoint import LoopState
-from forerun.train.evaluate import HeldOutAcceptance, TextScore
+from forerun.train.evaluate import HeldOutAcceptance, TextScore, is_chance
 from forerun.utils.files import REMEDY, new_files, write_bytes, write_json
 from forerun.utils.json_file import Fields
 
 CARD = "README.md"
 NOT_JUDGED = "no answers were held out that are long enough, so there was nothing to judge by. Give more data."
+
+
+def chance_line(what: str, rate: float, constant: float) -> str:
+    """Return what is said of a drafter whose first tokens are accepted no more often than one token would be."""
+    return (
+        f"This is no {what} yet: the first token of its drafts is accepted in {rate:.1%}, the most frequent token in "
+        f"{constant:.1%}. Train it longer, on more data, or with another learning rate."
+    )
 
 
 def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
@@ -101,8 +109,12 @@ def model_record(
     acceptance: list[HeldOutAcceptance],
     started_from: dict[str, Any] | None = None,
     device: str = "cpu",
+    constant: float = 0.0,
 ) -> dict[str, Any]:
-    """Collect the content of the card, as JSON values."""
+    """Collect the content of the card, as JSON values.
+
+    constant: the acceptance of always proposing the most frequent token (`most_frequent_share`).
+    """
     return {
         "kind": kind,
         "command": command,
@@ -112,6 +124,8 @@ def model_record(
         "stages": {name: stage_record(state) for name, state in stages.items()},
         "held_out": asdict(held_out),
         "acceptance": [asdict(row) for row in acceptance],
+        "most_frequent_token": round(constant, 4),
+        "is_chance": is_chance(acceptance, constant),
         "device": device,
         "versions": versions(),
         "options": options,
@@ -160,6 +174,9 @@ def _render(record: dict[str, Any]) -> str:
         )
     if record["acceptance"]:
         lines += ["", *_acceptance_table(record["acceptance"])]
+    if record.get("is_chance"):
+        first = record["acceptance"][0]["per_position"][0]
+        lines += ["", chance_line(record["kind"], first, record["most_frequent_token"])]
     lines += ["", "`training.json` says the same for programs, with every option.", ""]
     return "\n".join(lines)
 

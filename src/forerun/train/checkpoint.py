@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, cast
 
 import torch
 from rich.console import Console
@@ -17,7 +16,7 @@ from transformers import PreTrainedModel
 
 from forerun.drafters.models.heads.fingerprint import same_target, target_fingerprint
 from forerun.errors import ConfigError
-from forerun.train.accelerator import product_type
+from forerun.train.accelerator import dtype_name, product_type, why_auto
 from forerun.train.defaults import AUTO, FORMATS
 from forerun.train.optim import Optimisers
 from forerun.utils.files import check_seal, locked, refuse_to_overwrite, sealed_file, write_json
@@ -50,14 +49,26 @@ _FILES = (
 
 @dataclass(slots=True)
 class LoopState:
-    """Progress of a run: steps done, tokens seen, seconds spent training (over all its lives)."""
+    """Progress of a run.
+
+    Attributes:
+        step, tokens: steps done, and tokens seen by them.
+        seconds: spent training, over all its lives.
+        losses: of the last steps.
+        scores: step and score of each evaluation.
+        planned: the step at which the schedule ends, which a resumed run keeps; 0 before it is decided.
+        first_loss: mean loss of the first steps; 0 before they are done.
+        is_finished: no step will follow; the checkpoint holds the weights that the run ends with, and nothing else.
+    """
 
     step: int = 0
     tokens: int = 0
     seconds: float = 0.0
     losses: list[float] = field(default_factory=list)
     scores: list[tuple[int, float]] = field(default_factory=list)
-    """Step and score of each evaluation."""
+    planned: int = 0
+    first_loss: float = 0.0
+    is_finished: bool = False
 
     @property
     def best_step(self) -> int:
@@ -73,14 +84,19 @@ def save_checkpoint(folder: Path, model: nn.Module, optimisers: Optimisers, stat
     """
     content = {
         "model": _trained(model),
-        "optimisers": optimisers.state_dict(),
+        "optimisers": [] if state.is_finished else optimisers.state_dict(),
         "step": state.step,
         "tokens": state.tokens,
         "seconds": state.seconds,
         "losses": state.losses[-256:],
         "scores": [list(pair) for pair in state.scores],
+        "planned": state.planned,
+        "first_loss": state.first_loss,
+        "is_finished": state.is_finished,
     }
     _write(folder / CHECKPOINT, content)
+    if state.is_finished:
+        (folder / BEST).unlink(missing_ok=True)  # whose weights these are
 
 
 def save_best(folder: Path, model: nn.Module, step: int) -> None:
@@ -125,10 +141,8 @@ def _read(path: Path, fault: str) -> Iterator[dict[str, Any]]:
 
 
 def _write(path: Path, content: dict[str, Any]) -> None:
-    packed = io.BytesIO()
-    torch.save(content, packed)
     with sealed_file(path, ConfigError) as file:
-        file.write(packed.getbuffer())
+        torch.save(content, cast(BinaryIO, file))
 
 
 def load_checkpoint(folder: Path, model: nn.Module, optimisers: Optimisers) -> LoopState:
@@ -143,9 +157,19 @@ def load_checkpoint(folder: Path, model: nn.Module, optimisers: Optimisers) -> L
         return LoopState()
     with _read(folder / CHECKPOINT, "is no checkpoint of this model") as content:
         _restore(model, content["model"])
-        optimisers.load_state_dict(content["optimisers"])
-        scores = [(int(step), float(score)) for step, score in content.get("scores", [])]
-        return LoopState(content["step"], content["tokens"], content["seconds"], list(content["losses"]), scores)
+        is_finished = content.get("is_finished", False)
+        if not is_finished:
+            optimisers.load_state_dict(content["optimisers"])
+        return LoopState(
+            content["step"],
+            content["tokens"],
+            content["seconds"],
+            list(content["losses"]),
+            [(int(step), float(score)) for step, score in content.get("scores", [])],
+            content.get("planned", 0),
+            content.get("first_loss", 0.0),
+            is_finished,
+        )
 
 
 class Weights:
@@ -174,10 +198,25 @@ def pinned(folder: Path) -> Fields:
     return Fields.read(path, ConfigError, remedy=_OTHER) if path.exists() else Fields.of({}, str(path), ConfigError)
 
 
-def run_type(folder: Path, name: str, where: torch.device) -> torch.dtype:
-    """Return the number format of products: for "auto" that which the run in `folder` began with."""
+def run_type(folder: Path, name: str, where: torch.device, console: Console) -> torch.dtype:
+    """Return the number format of products, and print it with the reason.
+
+    name: of the format; "auto" is the one that the run in `folder` began with, for a new run what the device is quick
+        at.
+    """
     former = pinned(folder).string(DTYPE, AUTO, FORMATS)
-    return product_type(former if name == AUTO else name, where)
+    chosen = product_type(former if name == AUTO else name, where)
+    usual = product_type(AUTO, where)
+    if name != AUTO:
+        why = "as asked for"
+    elif former == AUTO:
+        why = why_auto(chosen, where)
+    else:
+        why = "as the run began"
+        if chosen != usual:
+            why += f"; here it would be {dtype_name(usual)} ({why_auto(usual, where)}), by --force from the beginning"
+    console.print(f"products in {dtype_name(chosen)}: {why}", highlight=False, soft_wrap=True)
+    return chosen
 
 
 def pin_target(folder: Path, target: PreTrainedModel) -> None:

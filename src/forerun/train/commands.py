@@ -15,6 +15,7 @@ from forerun.models import load_model
 from forerun.train.accelerator import device_name, dtype_name, product_type, training_device
 from forerun.train.card import (
     NOT_JUDGED,
+    chance_line,
     load_model_and_tokenizer,
     model_record,
     read_record,
@@ -34,6 +35,7 @@ from forerun.train.evaluate import (
     HeldOutAcceptance,
     TextScore,
     held_out_acceptance,
+    most_frequent_share,
     text_score,
 )
 from forerun.utils import workloads
@@ -59,13 +61,16 @@ def train_draft(
     resume: bool = False,
     force: bool = False,
     start: str | None = None,
-) -> None:
+) -> bool:
     """Train a draft of a target, save it to `out`, measure it on held-out rows, write the card.
 
     Args:
         data: see `read_rows`.
         command: the command line, for the card.
         start: name of the model to go on from; None: the target, of which some layers are kept.
+
+    Returns:
+        Whether the draft is no better than chance (`is_chance`).
 
     Raises:
         ConfigError: no start is given, or it does not fit; see `train_stages`.
@@ -81,7 +86,7 @@ def train_draft(
     with run_in(work, out, console, resume=resume, force=force):
         target = load_model(target_name, device=where)
         tokenizer = target_tokenizer(target_name)
-        dtype = run_type(work / "distil", options.dtype, where)
+        dtype = run_type(work / "distil", options.dtype, where, console)
         rows = read_rows(data, target, tokenizer, work / "packed", options.window, console)
         name = start or target_name
         former = Start(name, *load_model_and_tokenizer(Path(name), torch.float32))
@@ -105,9 +110,14 @@ def train_draft(
             held_out=text_score(stored, tokenizer, packed_texts(held_out, tokenizer)),
             acceptance=rates,
             device=device_name(where),
+            constant=most_frequent_share(held_out, HELD_OUT_ROWS),
         )
         write_model_card(out, record)
         _show(rates, out, console)
+        none: bool = record["is_chance"]
+        if none:
+            console.print(chance_line("draft", rates[0].per_position[0], record["most_frequent_token"]))
+    return none
 
 
 def _show(rates: list[HeldOutAcceptance], out: Path, console: Console) -> None:

@@ -33,7 +33,8 @@ class RunOptions:
     )
     minutes: float | None = option(
         None,
-        "Minutes after which training ends, with a whole schedule; evaluation and saving follow. Not repeatable.",
+        "Minutes of training, without loading and evaluation: the steps that fit into them are decided by the first "
+        "ones, and a resumed run keeps them.",
         low=0,
         above=True,
         default_text="no limit",
@@ -64,6 +65,21 @@ class Optimisation(Checked):
     """Optimiser of the hidden matrices: "muon", or "adam" as everything else."""
     shape: str = "linear"
     """Shape of the decay: "linear" or "cosine"."""
+
+
+BASE_WIDTH = 576
+"""Inputs of the matrices for which the default rates were found: SmolLM2's hidden size."""
+_LOWEST_RATE = 1e-4
+"""SpecForge's rate of EAGLE-3 heads, at 4,096 inputs."""
+
+
+def rate_for_width(width: int, rate: float) -> float:
+    """Return the peak learning rate for matrices of so many inputs: `rate` up to BASE_WIDTH, beyond it less by 1/width.
+
+    So is Adam's step of hidden matrices in muP (2203.03466). From 3e-3 it gives 6.8e-4 at 2,560 inputs, where DeepSpec
+    has 6e-4 for DSpark and DFlash.
+    """
+    return float(f"{max(min(rate, _LOWEST_RATE), rate * min(1.0, BASE_WIDTH / width)):.2g}")
 
 
 LossName = Literal[

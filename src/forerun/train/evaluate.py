@@ -18,6 +18,7 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
 from forerun.train.accelerator import micro_tokens, model_vocabulary, stored_ids
+from forerun.train.data.packed import PackedShard
 from forerun.train.draft.parallel import MaskLayout, mask_token_of
 
 _LOGITS = 1 << 17
@@ -109,6 +110,18 @@ class HeldOutAcceptance:
     per_position: list[float]
     mean_acceptance_length: float
     tokens: int
+
+
+def most_frequent_share(rows: PackedShard, count: int) -> float:
+    """Return the share of the most frequent token among the wanted ones of the first rows; 0 without any."""
+    batch = rows.rows(list(range(min(len(rows), count)))) if len(rows) else None
+    counts = torch.zeros(1) if batch is None else batch.tokens[batch.wanted].bincount()
+    return float(counts.max() / counts.sum().clamp(min=1))
+
+
+def is_chance(acceptance: Sequence[HeldOutAcceptance], constant: float) -> bool:
+    """Return whether always proposing one token, which gets this share, would be accepted as often at temperature 0."""
+    return any(row.temperature == 0 and row.per_position[0] <= constant for row in acceptance)
 
 
 @torch.inference_mode()

@@ -50,10 +50,14 @@ class Optimisers:
     """Muon and AdamW side by side under one learning-rate schedule.
 
     dtype: of Muon's products.
+
+    Attributes:
+        warmup: share of the run over which the learning rate rises, if that is more than the options' share.
     """
 
     def __init__(self, model: nn.Module, options: Optimisation, dtype: torch.dtype = torch.float32) -> None:
         self.options = options
+        self.warmup = 0.0
         groups: tuple[list[nn.Parameter], list[nn.Parameter]] = [], []
         for name, parameter in model.named_parameters():
             if not parameter.requires_grad:
@@ -81,12 +85,22 @@ class Optimisers:
         betas = self.options.betas
         self._all.append((torch.optim.AdamW(parameters, lr=rate, betas=betas, weight_decay=decay, fused=fused), rate))
 
+    @property
+    def state_nbytes(self) -> int:
+        """Return the bytes of the whole state: of Muon a value of float32 a weight, of AdamW two."""
+        return sum(
+            (8 if isinstance(optimiser, torch.optim.AdamW) else 4) * parameter.numel()
+            for optimiser, _ in self._all
+            for group in optimiser.param_groups
+            for parameter in group["params"]
+        )
+
     def step(self, progress: float, pool: Executor | None = None) -> Tensor:
         """Update the weights at `progress` in [0, 1] of the run; clips and clears the gradients.
 
         With a `pool` the optimisers step at the same time: they share no parameter. Returns the gradients' norm.
         """
-        factor = schedule(progress, self.options)
+        factor = schedule(progress, self.options, self.warmup)
         norm = nn.utils.clip_grad_norm_(self._parameters, self.options.clip)
         for optimiser, peak in self._all:
             for group in optimiser.param_groups:
@@ -110,10 +124,14 @@ def _step_and_clear(optimiser: torch.optim.Optimizer) -> None:
     optimiser.zero_grad(set_to_none=True)
 
 
-def schedule(progress: float, options: Optimisation) -> float:
-    """Return the factor on the peak learning rate: linear warm-up, flat, then a decay to `final_factor`."""
-    if progress < options.warmup:
-        return max(progress / options.warmup, 1e-2)
+def schedule(progress: float, options: Optimisation, warmup: float = 0.0) -> float:
+    """Return the factor on the peak learning rate: linear warm-up, flat, then a decay to `final_factor`.
+
+    warmup: see `Optimisers`.
+    """
+    warmup = max(warmup, options.warmup)
+    if progress < warmup:
+        return max(progress / warmup, 1e-2)
     decay_start = 1 - options.decay
     if progress <= decay_start:
         return 1.0

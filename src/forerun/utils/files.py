@@ -65,6 +65,9 @@ class _Hashing:
         self.state.update(part)
         return self._file.write(part)
 
+    def flush(self) -> None:
+        self._file.flush()
+
 
 @contextmanager
 def atomic_file(

@@ -94,6 +94,15 @@ def available_memory(root: Path = Path("/")) -> int | None:
     return min([*(max(0, limit - used) for limit, used in _limits(root)), *_some(free)], default=None)
 
 
+def resident_memory(root: Path = Path("/")) -> int | None:
+    """Return the bytes of this process that are in memory; None if the system does not report it.
+
+    root: of the file system that is read.
+    """
+    pages = _read(root / "proc/self/statm").split()[1:2]
+    return int(pages[0]) * os.sysconf("SC_PAGE_SIZE") if pages and pages[0].isdecimal() else None
+
+
 def _some(number: int | None) -> list[int]:
     return [] if number is None else [number]
 

@@ -30,8 +30,12 @@ def called(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         seen.update(others, args=args)
         return Evaluation(TextScore(1.0, 2.0, 3, 4), TextScore(1.0, 2.0, 3, 4), [])
 
-    for name in ("train_draft", "evaluate_pair"):
-        monkeypatch.setattr(commands, name, note)
+    def trained(*args: Any, **others: Any) -> bool:
+        seen.update(others, args=args)
+        return False
+
+    monkeypatch.setattr(commands, "train_draft", trained)
+    monkeypatch.setattr(commands, "evaluate_pair", note)
     return seen
 
 
@@ -69,6 +73,16 @@ def test_minutes_bound_every_training_command(
     assert invoke("train", command, "out", "--data", "d", "--minutes", "2.5", "--target", "bundled").exit_code == 0
     options = called["args"][4] if command == "draft" else called["args"][4].options
     assert options.minutes == 2.5
+
+
+@pytest.mark.parametrize("command", ["eagle", "draft"])
+def test_a_drafter_that_is_none_is_told_by_the_exit_status(
+    invoke: Invoke, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    for is_chance in (True, False):
+        monkeypatch.setattr(head_commands, "train_head", lambda *_, found=is_chance, **__: found)
+        monkeypatch.setattr(commands, "train_draft", lambda *_, found=is_chance, **__: found)
+        assert invoke("train", command, "out", "--data", "d", "--target", "bundled").exit_code == is_chance
 
 
 def test_a_version_of_eagle_that_is_none_is_not_offered(invoke: Invoke) -> None:

@@ -10,7 +10,6 @@ import torch
 
 from forerun.train.corpus import SourceFile, read_python_files, split
 from forerun.train.heads import commands
-from forerun.train.loop import Loop
 from tools.lm import Architecture, LmTraining
 
 TINY = Architecture(
@@ -46,9 +45,8 @@ def number_of_threads() -> Iterator[None]:
 
 @pytest.fixture
 def few_timed_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Time few steps of the engine, and none before a run."""
+    """Time few steps of the engine."""
     monkeypatch.setattr(commands, "TOKENS", 4)
-    monkeypatch.setattr(Loop, "announce", lambda self, state, console: None)
 
 
 @pytest.fixture(scope="module")

@@ -145,6 +145,18 @@ def test_what_is_measured_on_is_left_out_and_answers_of_another_target_are_told(
     assert "another target than it" in told[0] and told[1].startswith("2 lines or texts left out: 13 words in a row")
 
 
+def test_of_few_documents_one_is_held_out(tmp_path: Path, chatty: Any) -> None:
+    lines = [{"prompt": f"Say {number}.", "answer": f"{number}!"} for number in range(3)]
+    rows = pack(written(tmp_path / "three.jsonl", *lines), chatty, held_out=1e-9)
+    assert (rows.num_documents, rows.held_out().num_documents) == (2, 1)
+    assert len(documents(rows, chatty) | documents(rows.held_out(), chatty)) == 3
+    again = pack(tmp_path / "three.jsonl", chatty, held_out=1e-9)
+    assert again.held_out().num_documents == 1
+    for name, few in (("one", lines[:1]), ("same", [lines[0], lines[0]])):
+        rows = pack(written(tmp_path / f"{name}.jsonl", *few), chatty, held_out=1e-9)
+        assert (rows.num_documents, rows.held_out().num_documents) == (len(few), 0)
+
+
 def test_training_tells_of_answers_of_another_target(
     tmp_path: Path, chatty: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -155,7 +167,11 @@ def test_training_tells_of_answers_of_another_target(
     (tmp_path / "answers.jsonl.json").write_text(json.dumps({"run": {"target": "5000-8-1--"}}))
     console = Console(record=True, width=200)
     answer_rows.read_rows(source, served, chatty, tmp_path / "packed", 255, console)
-    assert f"another target than {served.name} gave these answers" in console.export_text()
+    said = console.export_text()
+    assert f"another target than {served.name} gave these answers" in said
+    assert "nothing is held out" in said and "Give two or more" in said
+    answer_rows.read_rows(tmp_path / "packed", served, chatty, tmp_path, 255, console)
+    assert "nothing is held out" in console.export_text()
 
 
 @pytest.mark.parametrize(

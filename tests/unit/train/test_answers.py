@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ from forerun.train.data.answers import make_answers
 from forerun.train.data.passages import Passage, read_passages
 from forerun.train.data.prompt_templates import KINDS, from_templates, prompt_fault
 from forerun.train.defaults import AnswerMaking
+from forerun.train.loop import StageProgress
 from forerun.utils import workloads
 from forerun.utils.files import locked
 from forerun.utils.journal import Journal
@@ -95,6 +98,27 @@ def test_a_run_killed_anywhere_ends_with_the_same_file(
         assert not out.exists()
         make(out, [prompts], template=True)
         assert out.read_bytes() == (tmp_path / "whole.jsonl.gz").read_bytes()
+
+
+def test_time_left_and_cut_answers_are_told(tmp_path: Path, prompts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[tuple[int, float, int]] = []
+
+    def show(self: StageProgress, done: int, detail: str = "", tokens: int = 0, *, begun: float = 0.0) -> None:
+        shown.append((done, begun, tokens))
+
+    monkeypatch.setattr(StageProgress, "show", show)
+    console = Console(file=io.StringIO(), width=300)
+    record = make_answers(opened(), tmp_path / "out.jsonl", [prompts], replace(OPTIONS, max_tokens=2), console)
+    cut = record["answers"] - record["complete"]
+    assert cut > answers.MANY_CUT * record["answers"]
+    line = f"{cut} of {record['answers']} answers ({cut / record['answers']:.0%}) were cut after 2 tokens"
+    said = console.file.getvalue()  # type: ignore[attr-defined]
+    assert line in said and "--max-tokens 8 lets more of them end" in said
+    assert any(done == 0 and 0 < begun <= OPTIONS.max_batch and tokens for done, begun, tokens in shown)
+    assert shown == sorted(shown, key=lambda each: each[2]) and shown[-1][1] == 0
+    quiet = Console(file=io.StringIO(), width=300)
+    make_answers(opened(), tmp_path / "long.jsonl", [prompts], replace(OPTIONS, max_tokens=500), quiet)
+    assert "were cut" not in quiet.file.getvalue()  # type: ignore[attr-defined]
 
 
 def test_a_second_turn_is_asked_after_the_answer_to_the_first(tmp_path: Path, prompts: Path) -> None:
@@ -174,9 +198,9 @@ def test_the_target_writes_prompts_of_which_usable_ones_are_answered(
     asked: list[str] = []
     compute = answer_stages.compute
 
-    def written(llm: LLM, waiting: Any, request: Any) -> Iterator[Any]:
+    def written(llm: LLM, waiting: Any, request: Any, stepped: Any) -> Iterator[Any]:
         if request.__name__ != "_writing_request":
-            yield from compute(llm, waiting, request)
+            yield from compute(llm, waiting, request, stepped)
             return
         while waiting:
             place = waiting.popleft()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -113,6 +114,22 @@ def test_an_answer_is_the_run_of_wanted_tokens_at_the_end_of_its_document() -> N
     documents = torch.tensor([[0, 0, 0, 0, 1, 1, 1, NO_DOCUMENT]])
     wanted = torch.tensor([[0, 1, 0, 1, 0, 1, 1, 0]]).bool()
     assert answers_alone(wanted, documents).int().tolist() == [[0, 0, 0, 1, 0, 1, 1, 0]]
+
+
+@pytest.mark.parametrize(
+    ("first", "constant", "is_chance"), [(5, 0.05, False), (1, 0.1, True), (1, 0.2, True), (2, 0.1, False)]
+)
+def test_a_head_that_is_no_better_than_the_most_frequent_token_is_none(
+    first: int, constant: float, is_chance: bool
+) -> None:
+    costs = CostsByK(1.0, [1.0] * 3, [0.0] * 3, [0.0] * 3)
+    text = Counter({7: round(100 * constant), **dict.fromkeys(range(1_000, 1_100 - round(100 * constant)), 1)})
+    greedy = heads_evaluate.HeadScore(2, reached=[10, first], accepted=[first, 0], frequencies=text)
+    drawn = heads_evaluate.HeadScore(2, starts=10, survived=[float(first), 0.0], frequencies=text)
+    for score in (greedy, drawn):
+        lines = HeadReport.of(score, costs).lines()
+        assert score.is_chance == is_chance == lines[-1].startswith("- This is no head yet: the first token of its")
+    assert not heads_evaluate.HeadScore(2, frequencies=text).is_chance  # nothing was judged
 
 
 def test_the_predicted_speed_up_is_of_measured_steps() -> None:

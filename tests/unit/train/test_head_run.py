@@ -227,7 +227,7 @@ def test_a_loss_that_is_no_number_ends_the_run_and_leaves_the_checkpoint(
     name: str, starts: Starts, tmp_path: Path
 ) -> None:
     start = starts[name]
-    run(start, tmp_path, max_steps=1)
+    run(start, tmp_path, max_steps=2, minutes=1e-9)
     before = (tmp_path / CHECKPOINT).read_bytes()
     (tmp_path / "options.json").unlink()
     state = torch.load(tmp_path / CHECKPOINT, weights_only=True)
@@ -249,8 +249,10 @@ def test_a_run_that_is_out_of_time_ends_with_its_schedule_and_an_evaluation(star
         scores.append(1.0)
         return 1.0
 
-    kind = EagleKind(replace(TRAINED["eagle"].options, evaluate_every=3))
-    state = run_training(head, start.target, start.rows, tmp_path, kind, console, score, time.monotonic())
+    options = replace(TRAINED["eagle"].options, evaluate_every=3)
+    kind = EagleKind(options)
+    hurried = EagleKind(replace(options, minutes=1e-9))
+    state = run_training(head, start.target, start.rows, tmp_path, hurried, console, score)
     assert state.step == 1 and state.scores == [(1, 1.0)] and (tmp_path / CHECKPOINT).exists()
     assert "ended by --minutes after step 1 of 4; --resume goes on" in console.file.getvalue()  # type: ignore[attr-defined]
     assert run_training(head, start.target, start.rows, tmp_path, kind, QUIET, score).step == 4

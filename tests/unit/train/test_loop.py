@@ -1,20 +1,27 @@
 from __future__ import annotations
 
 import io
+import re
+import shutil
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from rich.console import Console
 
-from forerun.train import loop
-from forerun.train.checkpoint import CHECKPOINT, LoopState, save_checkpoint
+from forerun.errors import ConfigError
+from forerun.train import defaults, loop
+from forerun.train.checkpoint import BEST, CHECKPOINT, METRICS, LoopState, load_checkpoint, save_checkpoint
 from forerun.train.corpus import SourceFile
-from forerun.train.defaults import Optimisation
-from forerun.train.loop import Loop, StageProgress
+from forerun.train.defaults import Optimisation, rate_for_width
+from forerun.train.loop import Evaluations, Loop, StageProgress, Workers
+from forerun.train.needs import Needs
 from forerun.train.optim import Float32Muon, Optimisers
+from forerun.utils.machine import resident_memory
 from tools import lm
 
 from .conftest import SHORT_RUN
@@ -64,22 +71,223 @@ def test_training_lowers_the_loss_and_leaves_no_half_written_checkpoint(
     assert (tmp_path / CHECKPOINT).exists() and not list(tmp_path.glob("*.tmp"))
 
 
-def test_minutes_end_a_run_and_its_schedule(files: list[SourceFile], tmp_path: Path) -> None:
-    seen: list[float] = []
-    original = Loop._step
+class Clock:
+    """A clock that moves only when it is told to."""
 
-    def step(self: Loop, batch, progress: float):
-        seen.append(progress)
-        time.sleep(0.1)
-        return original(self, batch, progress)
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 0.0
+        self.seconds = 1.0
+        self.seen: list[float] = []
+        clock = SimpleNamespace(monotonic=lambda: self.now)
+        for module in (loop, defaults):
+            monkeypatch.setattr(module, "time", clock)
+        original = Loop._step
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Loop, "_step", step)
-        bounded = replace(SHORT_RUN, tokens=40 * 128, minutes=0.5 / 60)
-        _, _, state = lm.train(files, tmp_path, bounded, QUIET)
-    assert 1 < state.step < 8 and (tmp_path / CHECKPOINT).exists()
-    assert seen == sorted(seen) and 0.5 < seen[-1] < 1
+        def step(running: Loop, batch: Any, progress: float) -> Any:
+            self.seen.append(progress)
+            self.now += self.seconds
+            return original(running, batch, progress)
+
+        monkeypatch.setattr(Loop, "_step", step)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return Clock(monkeypatch)
+
+
+def test_minutes_end_a_run_and_its_schedule(files: list[SourceFile], tmp_path: Path, clock: Clock) -> None:
+    bounded = replace(SHORT_RUN, tokens=40 * 128, minutes=6 / 60)
+    _, _, state = lm.train(files, tmp_path, bounded, QUIET)
+    assert state.step == state.planned == 6 and state.seconds == clock.now == 6
+    assert clock.seen == [0, 1 / 40, 2 / 40, 3 / 6, 4 / 6, 5 / 6]
     assert lm.train(files, tmp_path, replace(bounded, tokens=1024, minutes=None), QUIET)[2].step == 8
+
+
+def test_a_bounded_run_ends_with_the_same_weights_whatever_the_clock_does(
+    files: list[SourceFile], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: Clock
+) -> None:
+    bounded = replace(SHORT_RUN, tokens=40 * 128, minutes=7 / 60)
+    whole, _, state = lm.train(files, tmp_path / "whole", bounded, QUIET)
+    monkeypatch.setattr(Optimisers, "step", raise_at(5, Optimisers.step))
+    with pytest.raises(Killed):
+        lm.train(files, tmp_path / "killed", bounded, QUIET)
+    clock.seconds = 0.1
+    resumed, _, again = lm.train(files, tmp_path / "killed", bounded, QUIET)
+    assert again.step == again.planned == state.planned == 7
+    assert all(torch.equal(tensor, resumed.state_dict()[name]) for name, tensor in whole.state_dict().items())
+
+
+def raise_at(count: int, original: Any) -> Any:
+    """Return a function that calls another one, and is killed once, at a call of this number."""
+    calls: list[int] = []
+
+    def call(*arguments: Any) -> Any:
+        calls.append(1)
+        if len(calls) == count:
+            raise Killed
+        return original(*arguments)
+
+    return call
+
+
+def test_a_run_whose_steps_become_slower_ends_and_goes_on(
+    files: list[SourceFile], tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bounded = replace(SHORT_RUN, tokens=40 * 128, minutes=10 / 60)
+    whole, _, _ = lm.train(files, tmp_path / "whole", bounded, QUIET)
+    original = Optimisers.step
+
+    def slower(self: Optimisers, *arguments: Any) -> Any:
+        clock.now += 3 if len(clock.seen) % 10 > 3 else 0
+        return original(self, *arguments)
+
+    monkeypatch.setattr(Optimisers, "step", slower)
+    console = Console(file=io.StringIO())
+    _, _, state = lm.train(files, tmp_path / "slow", bounded, console)
+    assert state.step < state.planned == 10
+    assert "before the end of its schedule; --resume goes on" in console.file.getvalue()  # type: ignore[attr-defined]
+    monkeypatch.setattr(Optimisers, "step", original)
+    resumed, _, again = lm.train(files, tmp_path / "slow", bounded, QUIET)
+    assert again.step == 10
+    assert all(torch.equal(tensor, resumed.state_dict()[name]) for name, tensor in whole.state_dict().items())
+
+
+def part_of_a_run(folder: Path, steps: int = 4, **more: Any) -> Loop:
+    """Return a loop over a matrix, which is learnt to be small."""
+    torch.manual_seed(0)
+    folder.mkdir(exist_ok=True)
+    model = torch.nn.Linear(8, 8, bias=False)
+
+    def loss(module: Any, rows: Any, progress: float) -> Any:
+        return module(rows[0].float()[:, :8]).square().mean()
+
+    return Loop(
+        folder=folder,
+        model=model,
+        optimisers=Optimisers(model, Optimisation()),
+        total_steps=steps,
+        batch=lambda step: (torch.ones(1, 9, dtype=torch.int64),),
+        loss=loss,
+        checkpoint_seconds=1e9,
+        workers=Workers(model, 1),
+        **more,
+    )
+
+
+def test_evaluations_take_no_minutes_and_are_shown_every_ten(tmp_path: Path, clock: Clock) -> None:
+    clock.seconds = 200.0
+    at: list[float] = []
+
+    def score(_: Any) -> float:
+        at.append(len(clock.seen))
+        clock.now += 5_000
+        return float(len(at))
+
+    run = part_of_a_run(tmp_path, 1_000, evaluations=Evaluations(score, 500), end=2_000.0)
+    state = run.run(LoopState(), QUIET, "training")
+    assert state.step == state.planned == 10 and at == [3, 6, 9, 10]
+    assert state.scores == [(10, 4.0)]  # which weights are the best does not depend on the clock
+    scores = [line for line in (tmp_path / METRICS).read_text().splitlines() if "score" in line]
+    assert len(scores) == 4
+
+
+def test_of_a_finished_run_the_weights_alone_are_kept(tmp_path: Path) -> None:
+    scores = iter([3.0, 1.0])
+    run = part_of_a_run(tmp_path, 2, evaluations=Evaluations(lambda _: next(scores), 1))
+    state = run.run(LoopState(), QUIET, "training")
+    assert state.is_finished and state.best_step == 1
+    assert not (tmp_path / BEST).exists()
+    again = part_of_a_run(tmp_path, 2)
+    found = load_checkpoint(tmp_path, again.model, again.optimisers)
+    assert found == state and not again.optimisers._all[0][0].state
+    assert again.run(found, QUIET, "training") is found
+    assert torch.equal(again.model.weight, run.model.weight)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="is finished after 2 steps, so it cannot go on to 3"):
+        part_of_a_run(tmp_path, 3).run(found, QUIET, "training")
+
+
+def test_a_loss_that_leaves_its_start_behind_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for first, later in ((7.5, 10.9), (7.5, 9.0), (0.5, 0.8)):
+        losses = iter([first] * loop.FIRST_LOSSES + [later] * 200)
+
+        def step(_: Loop, batch: Any, progress: float, values: Any = losses) -> Any:
+            return next(values), 0.0
+
+        monkeypatch.setattr(Loop, "_step", step)
+        run = part_of_a_run(tmp_path, 100)
+        if later < 10:
+            assert run.run(LoopState(), QUIET, "training").step == 100
+        else:
+            with pytest.raises(
+                ConfigError, match=r"left its start behind: 7\.50 in .* and 10\.90 or more in the last 64"
+            ):
+                run.run(LoopState(), QUIET, "training")
+
+
+def test_warm_up_takes_as_many_steps_whatever_the_minutes(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rates: list[float] = []
+    run = part_of_a_run(tmp_path, 1_000, end=100.0, warmup_steps=40)
+    original = Optimisers.step
+
+    def step(self: Optimisers, *arguments: Any) -> Any:
+        found = original(self, *arguments)
+        rates.append(self._all[0][0].param_groups[0]["lr"] / self.options.muon_lr)
+        return found
+
+    monkeypatch.setattr(Optimisers, "step", step)
+    run.run(LoopState(), QUIET, "training")
+    assert len(rates) == 100 and rates[:40] == pytest.approx([max(step / 40, 0.01) for step in range(40)])
+    assert max(rates) <= 1 and rates[-1] < 0.1
+
+
+@pytest.mark.parametrize(
+    ("since", "step_seconds", "saving", "is_due"),
+    [(50, 5, 1, False), (58, 5, 1, True), (30, 40, 0, True), (62, 5, 8, False), (85, 5, 8, True), (106, 5, 60, True)],
+)
+def test_a_kill_loses_two_minutes_at_most(
+    clock: Clock, since: float, step_seconds: float, saving: float, is_due: bool
+) -> None:
+    marks = loop._Marks(0.0, 0.0, saving)
+    clock.now = since
+    assert marks.are_due(60.0, step_seconds) == is_due
+
+
+def test_a_disk_without_room_is_told_before_the_first_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    console = Console(file=io.StringIO(), width=500)
+    part_of_a_run(tmp_path / "enough", 1).run(LoopState(), console, "training")
+    assert re.match(
+        r"memory about \d+\.\d\d GB: .* in use now, gradients 0\.00, optimiser 0\.00, .* free.* · disk 0\.00 GB in ",
+        console.file.getvalue(),  # type: ignore[attr-defined]
+    )
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=100))
+    with pytest.raises(
+        ConfigError, match=r"has too little room: checkpoints and the result need .* Make room there, or give an OUT"
+    ):
+        part_of_a_run(tmp_path / "full").run(LoopState(), QUIET, "training")
+    assert not (tmp_path / "full" / CHECKPOINT).exists()
+
+
+def test_needs_grow_with_what_is_trained(tmp_path: Path) -> None:
+    model = torch.nn.Linear(10, 100, bias=False)
+    options = {"replicas": 2, "tokens": 7, "logits": 5, "keeps_best": True}
+    for matrices, moments in (("muon", 1), ("adam", 2)):
+        optimisers = Optimisers(model, Optimisation(matrices=matrices))
+        needs = Needs.of(model, optimisers, tmp_path, **options)  # type: ignore[arg-type]
+        assert (needs.gradients, needs.optimiser) == (8_000, 4_000 * moments)
+        assert needs.activations == 2 * 4 * 7 * (80 + 5)
+        assert needs.checkpoints == 4_000 * (2 + moments) and needs.written == 4_000 * (4 + 2 * moments)
+    (tmp_path / CHECKPOINT).write_bytes(bytes(12_000))
+    assert Needs.of(model, optimisers, tmp_path, **options).written == 32_000 - 12_000  # type: ignore[arg-type]
+    assert (resident_memory() or 1) > 0
+
+
+@pytest.mark.parametrize(("width", "rate"), [(64, 3e-3), (576, 3e-3), (896, 1.9e-3), (2560, 6.8e-4), (30_000, 1e-4)])
+def test_wide_matrices_get_a_lower_rate(width: int, rate: float) -> None:
+    assert rate_for_width(width, 3e-3) == rate
+    assert rate_for_width(width, 5e-5) <= 5e-5
 
 
 def test_a_pipe_gets_lines_with_the_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,6 +301,11 @@ def test_a_pipe_gets_lines_with_the_time_left(monkeypatch: pytest.MonkeyPatch) -
     lines = pipe.file.getvalue().splitlines()  # type: ignore[attr-defined]
     assert lines[0] == "training: 0 of 1,000"
     assert lines[-1].startswith("training: 250 of 1,000 · loss 2.000 · about ") and lines[-1].endswith(" s left")
+    with StageProgress(pipe, "answers", 1_000) as progress:
+        time.sleep(0.02)
+        progress.show(0, tokens=100, begun=2.5)  # none is finished yet
+        time.sleep(0.1)
+    assert re.match(r"answers: 0 of 1,000 · .* tokens/s · about .* left", pipe.file.getvalue().splitlines()[-1])  # type: ignore[attr-defined]
     shown = terminal.file.getvalue()  # type: ignore[attr-defined]
     assert "loss 2.000" in shown and "of 1,000" not in shown
 

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from forerun.errors import ConfigError
-from forerun.utils.device import resolve_device
+from forerun.utils import device, machine
+from forerun.utils.device import bfloat16_features, is_quick_at_bfloat16, resolve_device
 
 
 @pytest.mark.parametrize("name", ["cpu", torch.device("cpu"), "cpu:0"])
@@ -42,3 +43,22 @@ def test_a_device_is_known_by_its_number(monkeypatch: pytest.MonkeyPatch) -> Non
     assert resolve_device("cuda:0") == torch.device("cuda:0")
     with pytest.raises(ConfigError, match=r"device is 'cuda:2', but the last of its kind here is cuda:1"):
         resolve_device("cuda:2")
+
+
+@pytest.mark.parametrize(
+    ("features", "by_library", "found"),
+    [
+        (("amx_bf16", "amx_tile", "avx512_bf16", "avx512f"), True, ("amx_bf16", "avx512_bf16")),
+        (("asimd", "bf16"), True, ("bf16",)),
+        (("amx_bf16",), False, ()),
+        (("avx2", "avx512f", "amx_int8"), True, ()),
+        ((), True, ()),
+    ],
+)
+def test_the_processor_tells_whether_it_multiplies_bfloat16(
+    features: tuple[str, ...], by_library: bool, found: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "features", lambda: features)
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: by_library)
+    assert bfloat16_features() == found and is_quick_at_bfloat16() == bool(found)
+    assert not hasattr(device, "time")  # nothing is timed: every process finds the same

@@ -60,7 +60,8 @@ def pack_answers(
         sources: files of answers (.jsonl, .jsonl.gz), any other file as text, and folders of answers, text or source.
         tokenizer, name, vocab_size: the target's; the name is for messages.
         window: tokens of a row, less one.
-        held_out: share of prompts and texts that go to the held-out part, chosen by a hash.
+        held_out: share of prompts and texts that go to the held-out part, chosen by a hash; where that is none of two
+            or more, one of them.
         evaluation: workloads beside the bundled ones; what shares 13 words in a row with their prompts is left out.
         target: its fingerprint, which answers of another target lack.
         report: receives lines for the user.
@@ -83,9 +84,17 @@ def pack_answers(
     if former is not None:
         return former
     _report_foreign_answers(files, target, name, report)
-    documents = _Documents(ChatText(tokenizer, name), prompt_positions, held_out, Overlap(evaluation))
-    made = (document for path, named in files for document in documents.of(path, named))
-    rows = pack(made, out, window=window, vocab_size=vocab_size, made_from=made_from)
+    chat = ChatText(tokenizer, name)
+    overlap = Overlap(evaluation)
+
+    def packed(below: float) -> tuple[_Documents, PackedShard]:
+        documents = _Documents(chat, prompt_positions, below, overlap)
+        made = (document for path, named in files for document in documents.of(path, named))
+        return documents, pack(made, out, window=window, vocab_size=vocab_size, made_from=made_from)
+
+    documents, rows = packed(held_out)
+    if held_out and not len(rows.held_out()) and len(documents.lowest) > 1:
+        documents, rows = packed(documents.lowest[1])  # few documents, all above the share: the lowest is held out
     for why, times in documents.left_out.most_common():
         report(f"{times:,} lines or texts left out: {why}")
     report(f"{rows.num_documents:,} documents of {rows.num_tokens:,} tokens in {len(rows):,} rows of {window:,}")
@@ -106,6 +115,7 @@ class _Documents:
 
     Attributes:
         left_out: why -> how many lines and texts.
+        lowest: up to two hashes of prompts and texts, the lowest ones that differ.
     """
 
     def __init__(self, chat: ChatText, prompt_positions: int, held_out: float, overlap: Overlap) -> None:
@@ -114,6 +124,7 @@ class _Documents:
         self._held_out = held_out
         self._overlap = overlap
         self.left_out: Counter[str] = Counter({OVERLAP: 0})
+        self.lowest: list[float] = []
 
     def of(self, path: Path, named: bool) -> Iterator[PackedDocument]:
         """Make the documents of one file. named: by the user; other files of a folder may hold something else."""
@@ -139,7 +150,9 @@ class _Documents:
 
     def _line(self, line: AnswerLine) -> PackedDocument:
         """Make a document: all of an answer is wanted, and some positions of its prompt; of existing text, all."""
-        held_out = hash_fraction(line.prompt_text) < self._held_out
+        fraction = hash_fraction(line.prompt_text)
+        self.lowest = sorted({*self.lowest, fraction})[:2]
+        held_out = fraction < self._held_out
         tokenizer = self._chat.tokenizer
         if line.answer is None:
             tokens = encode_text(tokenizer, line.prompt_text, special=True)
@@ -186,7 +199,7 @@ def read_rows(
         ConfigError: nothing usable is there, or it is of another tokenizer.
     """
     if not (data / INDEX).is_file():
-        return pack_answers(
+        rows = pack_answers(
             data,
             tokenizer,
             packed,
@@ -196,7 +209,10 @@ def read_rows(
             target=target_fingerprint(target),
             report=lambda line: console.print(line, highlight=False),
         )
+        _report_nothing_held_out(rows, console)
+        return rows
     rows = PackedShard(data)
+    _report_nothing_held_out(rows, console)
     of_rows = rows.made_from.get("tokenizer")
     of_target = fingerprint(tokenizer)
     if of_rows != of_target or rows.vocab_size != target.vocab_size:
@@ -205,3 +221,14 @@ def read_rows(
             f"{rows.vocab_size:,} tokens, not {of_target} and {target.vocab_size:,}. Pack the answers anew."
         )
     return rows
+
+
+def _report_nothing_held_out(rows: PackedShard, console: Console) -> None:
+    """Print that the result cannot be judged, where that is so, before time is spent on it."""
+    if not len(rows.held_out()):
+        console.print(
+            f"nothing is held out, so that what is learnt cannot be judged: the data holds {rows.num_documents:,} "
+            "documents. Give two or more with different prompts or texts; fifty answers or more judge well.",
+            highlight=False,
+            soft_wrap=True,
+        )

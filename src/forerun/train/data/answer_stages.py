@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from rich.console import Console
 
 from forerun.config import SamplingParams
-from forerun.engine import LLM, Choice
+from forerun.engine import LLM, Choice, StepOutput
 from forerun.errors import ConfigError, PromptError, SamplingError
 from forerun.train.corpus import hash_fraction
 from forerun.train.data.answer_file import AnswerLine, ChatText
@@ -38,13 +38,17 @@ _SEED_DIGITS = 15
 
 
 def compute(
-    llm: LLM, waiting: deque[Key], request: Callable[[Key], tuple[list[int], SamplingParams]]
+    llm: LLM,
+    waiting: deque[Key],
+    request: Callable[[Key], tuple[list[int], SamplingParams]],
+    stepped: Callable[[int], object] = bool,
 ) -> Iterator[tuple[Key, Choice | PromptError | SamplingError]]:
     """Yield each request's answer as soon as it is complete, or why it cannot be computed.
 
     Args:
         waiting: keys of requests, taken from the front. More may be appended while answers are taken.
         request: the prompt's token ids and the options of one of them, n being 1; it may raise PromptError.
+        stepped: is told how many tokens each step gave.
 
     Raises:
         ForerunError: a step failed. What was unfinished is forgotten.
@@ -60,7 +64,11 @@ def compute(
                     inside[engine.add(*request(key))] = key
                 except (PromptError, SamplingError) as error:
                     yield key, error
-            for output in engine.step() if inside else ():
+            outputs: list[StepOutput] = []
+            if inside:
+                outputs = engine.step()
+                stepped(engine.last_step.num_tokens)
+            for output in outputs:
                 if output.error is not None:
                     raise output.error
                 if output.choice is not None:
@@ -70,6 +78,35 @@ def compute(
             engine.abort(request_id)
         while engine.has_work:
             engine.step()
+
+
+@dataclass(slots=True)
+class _Generated:
+    """Counts the tokens of the answers of a stage, those of unfinished ones included.
+
+    Attributes:
+        most: tokens of an answer.
+        num_tokens, num_finished_tokens, num_finished: tokens, those of finished answers, and how many are finished.
+    """
+
+    most: int
+    num_tokens: int = 0
+    num_finished_tokens: int = 0
+    num_finished: int = 0
+
+    def finish(self, num_tokens: int) -> None:
+        """Count an answer of so many tokens, which are counted already, as finished."""
+        self.num_finished += 1
+        self.num_finished_tokens += num_tokens
+
+    @property
+    def begun(self) -> float:
+        """Estimate the work on unfinished answers, in answers.
+
+        An answer's length is all tokens over the answers that have ended: those that end first are short.
+        """
+        length = min(self.most, self.num_tokens / max(1, self.num_finished)) or 1.0
+        return (self.num_tokens - self.num_finished_tokens) / length
 
 
 class Stages:
@@ -180,12 +217,20 @@ class Stages:
         request: Callable[[int], tuple[list[int], SamplingParams]],
     ) -> Iterator[int]:
         """Compute the requests of these numbers (`compute`), and yield each when it is in the journal."""
-        tokens = 0
-        with StageProgress(self._console, stage, total, journal.num_done, self._options.max_batch) as progress:
-            for index, choice in compute(self._llm, waiting, request):
+        generated = _Generated(PROMPT_TOKENS if stage == "prompts" else self._options.max_tokens)
+        with StageProgress(self._console, stage, total, journal.num_done) as progress:
+
+            def show() -> None:
+                progress.show(journal.num_done, tokens=generated.num_tokens, begun=generated.begun)
+
+            def stepped(num_tokens: int) -> None:
+                generated.num_tokens += num_tokens
+                show()
+
+            for index, choice in compute(self._llm, waiting, request, stepped):
                 journal.add(index, _entry(choice))
-                tokens += len(choice.token_ids) if isinstance(choice, Choice) else 0
-                progress.show(journal.num_done, tokens=tokens)
+                generated.finish(len(choice.token_ids) if isinstance(choice, Choice) else 0)
+                show()
                 yield index
 
     def _writing_request(self, index: int) -> tuple[list[int], SamplingParams]:

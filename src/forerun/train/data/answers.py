@@ -34,6 +34,8 @@ from forerun.utils.workloads import Case
 ANSWERS = 2_000
 TEMPLATES_SHARE = 0.4
 """Of prompts made by templates in runs without prompts: small chat models write few prompts of these kinds."""
+MANY_CUT = 0.2
+"""Share of answers that are cut before it is said."""
 _QUESTION_WORDS = 40
 """Words of a prompt that may stand as the question about its answer."""
 
@@ -84,7 +86,19 @@ def make_answers(
         remove(folder)
     kinds = ", ".join(f"{kind} {count:,}" for kind, count in record["kinds"].items())
     console.print(f"{out}: {record['answers']:,} answers, {record['complete']:,} of them complete ({kinds})")
+    _report_cut(record["answers"] - record["complete"], record["answers"], options.max_tokens, console)
     return record
+
+
+def _report_cut(cut: int, of: int, max_tokens: int, console: Console) -> None:
+    """Print how many answers were cut, where these are many, and what lets more of them end."""
+    if cut > MANY_CUT * of:
+        console.print(
+            f"{cut:,} of {of:,} answers ({cut / of:.0%}) were cut after {max_tokens} tokens, so that a drafter learns "
+            f"no endings. --max-tokens {4 * max_tokens} lets more of them end, with --force.",
+            soft_wrap=True,
+            highlight=False,
+        )
 
 
 def plan_prompts(

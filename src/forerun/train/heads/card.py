@@ -11,7 +11,7 @@ from forerun.drafters.base import TRAINING_RECORD
 from forerun.drafters.models.heads.config import HeadConfig
 from forerun.errors import ConfigError
 from forerun.speculation.predictor import CostsByK
-from forerun.train.card import CARD, NOT_JUDGED, stage_record, versions
+from forerun.train.card import CARD, NOT_JUDGED, chance_line, stage_record, versions
 from forerun.train.checkpoint import METRICS, LoopState
 from forerun.train.data.packed import PackedShard
 from forerun.train.heads.evaluate import HeadScore, cell_text
@@ -54,6 +54,7 @@ class HeadReport:
             "overlap_at_temperature_1": [round(value, 4) for value in score.overlap] if score.starts else None,
             "per_position_at_temperature_1": [round(value, 4) for value in score.drawn_per_position] or None,
             "mean_acceptance_length_at_temperature_1": round(score.expected_length, 4) if score.starts else None,
+            "most_frequent_token": round(score.constant, 4),
             "documents": score.documents,
             "greedy_documents": score.greedy_documents,
             "plain_step_ms": round(1000 * self.costs.plain, 3),
@@ -77,11 +78,13 @@ class HeadReport:
         steps = f"plain step {_ms(costs.plain)}; with K={k}: {parts}"
         length = f"mean acceptance length {score.mean_acceptance_length:.3f}"
         length += f"; acceptance by position: {cell_text(score.per_position)}"
+        chance = f"- {chance_line('head', score.first, score.constant)}"
         return [
             f"- Greedy chains of {k} on {answers}: {length if score.reached[0] else 'nothing to judge by'}",
             f"- By tokens of context: {by_context or 'no greedy answers'}",
             f"- Overlap at temperature 1 by position: {cell_text(score.overlap)}; length {score.expected_length:.3f}",
             f"- Predicted speed-up over plain decoding here: {speedups} ({steps})",
+            *([chance] if score.is_chance else []),
         ]
 
 
@@ -139,7 +142,7 @@ def write_head_card(folder: Path, record: dict[str, Any], report: HeadReport, pi
         f"{record['parameters'] / 1e6:.2f} M parameters. It proposes {tokens} ({coverage}).",
         "",
         f"- Command: `{record['command']}`",
-        f"- Data: {data['documents']:,} documents, {data['tokens']:,} tokens, {data['wanted']:,} of them trained on.",
+        f"- Data: {data['documents']:,} documents, {data['tokens']:,} tokens, {data['wanted']:,} of them to predict.",
         f"- Training: {trained}, {training['tokens_per_second']:,} tokens/s, final loss {training['final_loss']}.",
         *report.lines(),
         f"- Device: {record['device']}",

@@ -36,12 +36,13 @@ from forerun.train.heads.card import PICTURE, REMEDY, HeadReport, draw_curves, h
 from forerun.train.heads.evaluate import HeldOut, cell_text
 from forerun.train.heads.module import HeadModule
 from forerun.train.heads.options import BlockTraining, EagleTraining, MedusaTraining
-from forerun.train.heads.run import run_training
+from forerun.train.heads.run import RATE, STATES, learning_rate, run_training
 from forerun.train.heads.start import HeadKind, draft_vocabulary, target_config, token_counts
 from forerun.train.heads.target_states import TrainingTarget, check_states, frozen_model
 from forerun.train.loop import StageProgress
 from forerun.train.medusa import MedusaKind
 from forerun.utils import workloads
+from forerun.utils.files import remove
 from forerun.utils.vocabulary import encode_text
 
 FINAL_ROWS = 400
@@ -103,17 +104,19 @@ def train_head(
     *,
     resume: bool,
     force: bool,
-) -> None:
+) -> bool:
     """Train a head, save it to `out`, measure it on held-out answers, write the card.
 
     Args:
         name: of the target, as `load_model` takes it.
         data: see `read_rows`.
         command: the command line, for the card.
+
+    Returns:
+        Whether the head is no better than chance (`HeadScore.is_chance`).
     """
     console = Console()
     options = kind.options
-    end = options.end()
     if options.threads:
         torch.set_num_threads(options.threads)
     with run_in(work, out, console, resume=resume, force=force):
@@ -121,7 +124,7 @@ def train_head(
         k = kind.num_draft_tokens
         during = start.held_out(options.held_out_rows, k, console)
         evaluate = _evaluation(during, console) if during else None
-        state = run_training(start.head, start.target, start.rows, work, kind, console, evaluate, end)
+        state = run_training(start.head, start.target, start.rows, work, kind, console, evaluate)
         last = during if options.minutes else start.held_out(FINAL_ROWS, k, console)
         kind.finish(start.head, lambda count: start.held_out(options.held_out_rows, count, console))
         report = measure_head(start, last, k)
@@ -130,7 +133,8 @@ def train_head(
             command=command,
             target={"name": model.name, "number_format": number_format(model)},
             config=start.head.config,
-            options=asdict(options) | {DTYPE: dtype_name(start.target.dtype)},
+            options=asdict(options)
+            | {DTYPE: dtype_name(start.target.dtype), RATE: learning_rate(options, start.head.config)},
             rows=start.rows,
             coverage=start.coverage,
             state=state,
@@ -144,8 +148,11 @@ def train_head(
         save_head(out, head.config, head.tensors, head.d2t, record, fingerprint=fingerprint, number_format=form)
         has_picture = draw_curves(work, out)
         write_head_card(out, record, report, PICTURE if has_picture else None)
-        for line in report.lines() + ([] if has_picture else [REMEDY]):
+        if state.is_finished:
+            remove(work / STATES)
+        for line in ([] if has_picture else [REMEDY]) + report.lines():
             console.print(line, highlight=False, markup=False, soft_wrap=True)
+        return report.score.is_chance
 
 
 def _evaluation(held_out: HeldOut, console: Console) -> Callable[[HeadModule], float]:
@@ -169,9 +176,10 @@ def prepare_head(name: str, data: Path, work: Path, kind: HeadKind[Any], console
     """
     options = kind.options
     where = training_device(options.device)
+    dtype = run_type(work, options.dtype, where, console)
     reuse_memory()
     inference_target = load_model(name, device=where)
-    model = frozen_model(name, where, run_type(work, options.dtype, where))
+    model = frozen_model(name, where, dtype)
     tokenizer = target_tokenizer(name)
     rows = read_rows(data, inference_target, tokenizer, work / "packed", options.window, console)
     config = kind.config(name, inference_target, rows.window)

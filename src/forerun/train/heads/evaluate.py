@@ -8,6 +8,7 @@ Overlap at temperature 1: the sum of min(target, head) at each position of a cha
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -45,6 +46,7 @@ class HeadScore:
         starts: chains in expectation at temperature 1. survived: the expected number of them whose draft was accepted
             up to each position.
         documents, greedy_documents: answers, and those whose chains count.
+        frequencies: of the answers' tokens.
     """
 
     num_draft_tokens: int
@@ -57,6 +59,7 @@ class HeadScore:
     survived: list[float] = field(default_factory=list)
     documents: int = 0
     greedy_documents: int = 0
+    frequencies: Counter[int] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
         for counts in (self.reached, self.accepted, self.overlaps, self.overlapped, self.survived):
@@ -75,6 +78,21 @@ class HeadScore:
     def is_judged(self) -> bool:
         """Return whether there was any chain to count."""
         return self.reached[0] > 0 or self.starts > 0
+
+    @property
+    def first(self) -> float:
+        """Return the acceptance of a chain's first token: of greedy chains, of drawn ones where no answer is greedy."""
+        return self.per_position[0] if self.reached[0] else self.drawn_per_position[0]
+
+    @property
+    def constant(self) -> float:
+        """Return the share of the most frequent token: what always proposing that one would get."""
+        return max(self.frequencies.values(), default=0) / max(1, self.frequencies.total())
+
+    @property
+    def is_chance(self) -> bool:
+        """Return whether always proposing the most frequent token would do as well."""
+        return self.is_judged and self.first <= self.constant
 
     @property
     def per_position(self) -> list[float]:
@@ -253,6 +271,7 @@ def answers_alone(wanted: Tensor, documents: Tensor) -> Tensor:
 
 def _count(found: HeadScore, rows: HeadRows, matches: Tensor, overlaps: Tensor, greedy: Tensor) -> None:
     """Add the counts of some documents."""
+    found.frequencies.update(rows.token_ids[rows.predictors + 1].tolist())
     for step in range(found.num_draft_tokens):
         there = ~overlaps[step].isnan()
         found.overlaps[step] += float(overlaps[step][there].sum())

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from forerun.config import MAX_BLOCK_SIZE, OUTPUT_ROWS
 from forerun.errors import ConfigError
 from forerun.train import defaults
-from forerun.train.defaults import Optimisation, RunOptions
+from forerun.train.defaults import BASE_WIDTH, Optimisation, RunOptions
 from forerun.utils.fields import Checked, option
 
 DECAY = "decay"
@@ -45,7 +45,13 @@ class HeadTraining(RunOptions):
     tokens_per_step: int = 1_024
     """Tokens of one step, those of the prompts included."""
     window: int = option(512, "Tokens of a row into which answers are packed.", low=8)
-    learning_rate: float = option(3e-3, "Peak learning rate.", low=0, above=True)
+    learning_rate: float | None = option(
+        None,
+        "Peak learning rate.",
+        low=0,
+        above=True,
+        default_text=f"{HEAD_OPTIMISATION.adam_lr:g}, less for targets wider than {BASE_WIDTH}",
+    )
     loss: str = option(
         "forward-kl", f"What is learnt from the target's distribution: {', '.join(LOSSES)}.", choices=LOSSES
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from functools import partial
@@ -13,9 +12,11 @@ import torch
 from rich.console import Console
 from torch import Tensor, nn
 
+from forerun.drafters.models.heads.config import HeadConfig
 from forerun.train.accelerator import copy_to_device, device_of, dtype_name
 from forerun.train.checkpoint import DTYPE, LoopState, load_checkpoint, pin
 from forerun.train.data.packed import PackedShard
+from forerun.train.defaults import rate_for_width
 from forerun.train.heads.module import Augmentation, HeadModule, head_rows
 from forerun.train.heads.options import HEAD_OPTIMISATION, BlockTraining, HeadTraining, MedusaTraining
 from forerun.train.heads.start import HeadKind
@@ -28,6 +29,10 @@ FREE = (
     *("evaluate_every", "held_out_rows", "num_draft_tokens", "patience"),
 )
 """Options in which a resumed run may differ from the one that it goes on from."""
+STATES = "states"
+"""Folder of the target's states that a run keeps for later epochs."""
+RATE = "learning_rate"
+"""Key of the peak learning rate, which a run keeps."""
 WARMUP_STEPS = 40
 """Steps over which the learning rate rises."""
 DROPOUT = 0.1
@@ -52,26 +57,21 @@ def run_training(
     kind: HeadKind[Any],
     console: Console,
     evaluate: Callable[[Any], float] | None,
-    end: float = math.inf,
 ) -> LoopState:
-    """Train a head in place, going on from the checkpoint in `folder` if there is one, until `end` (`Loop.end`)."""
+    """Train a head in place, going on from the checkpoint in `folder` if there is one."""
     options = kind.options
     per_step = max(1, options.tokens_per_step // rows.window)
     total = max(1, round(options.epochs * len(rows) / per_step))
     if options.max_steps:
         total = min(total, options.max_steps)
-    optimisation = replace(
-        options.optimisation,
-        adam_lr=options.learning_rate,
-        warmup=min(0.5, WARMUP_STEPS / total),
-    )
-    optimisers = Optimisers(head, optimisation, target.dtype)
-    facts = {DTYPE: dtype_name(target.dtype), "data": dict(rows.made_from), "steps": total}
+    rate = learning_rate(options, head.config)
+    optimisers = Optimisers(head, replace(options.optimisation, adam_lr=rate, warmup=0.0), target.dtype)
+    facts = {DTYPE: dtype_name(target.dtype), "data": dict(rows.made_from), "steps": total, RATE: rate}
     pin(folder, {**pinned_options(options), **facts, "head": asdict(head.config)})
     state = load_checkpoint(folder, head, optimisers)
     workers = Workers(head, options.threads)
     targets = [target, *(target.replica() for _ in workers.replicas[1:])]
-    cache = StateCache(folder / "states", round(options.cached_states * 1e9)) if options.cached_states else None
+    cache = StateCache(folder / STATES, round(options.cached_states * 1e9)) if options.cached_states else None
     evaluations = None
     if evaluate is not None and options.evaluate_every:
         evaluations = Evaluations(lambda _: evaluate(head), options.evaluate_every, options.patience)
@@ -85,10 +85,16 @@ def run_training(
         checkpoint_seconds=options.checkpoint_seconds,
         workers=workers,
         evaluations=evaluations,
-        end=end,
+        end=options.end(),
+        warmup_steps=WARMUP_STEPS,
+        logits=head.config.draft_vocab_size * kind.steps,
     )
-    loop.announce(state, console)
     return loop.run(state, console, "training the head")
+
+
+def learning_rate(options: HeadTraining, config: HeadConfig) -> float:
+    """Return the peak learning rate: the options' own, or the default one for the target's width."""
+    return options.learning_rate or rate_for_width(config.target_hidden_size, options.optimisation.adam_lr)
 
 
 def pinned_options(options: HeadTraining) -> dict[str, Any]:
