@@ -86,13 +86,15 @@ def versions() -> dict[str, str]:
 
 
 def stage_record(state: LoopState) -> dict[str, Any]:
-    """Return steps, tokens, speed and loss of a stage."""
+    """Return steps, tokens, speed, loss, and minutes with scores of the evaluations of a stage."""
+    minutes = state.seconds / 60 / max(1, state.step)
     return {
         "steps": state.step,
         "tokens": state.tokens,
         "seconds": round(state.seconds),
         "tokens_per_second": round(state.tokens / max(state.seconds, 1e-9)),
         "final_loss": round(sum(state.losses[-32:]) / max(1, len(state.losses[-32:])), 4),
+        "curve": [[round(step * minutes, 1), round(score, 3)] for step, score in state.scores],
     }
 
 
@@ -146,14 +148,12 @@ def _render(record: dict[str, Any]) -> str:
     unit = data.get("unit", "files")
     lines = [
         "---",
-        "license: apache-2.0",
         "library_name: transformers",
         "---",
         "",
         f"# {record['kind'].capitalize()}: {record['parameters'] / 1e6:.2f} M parameters",
         "",
-        "A small causal language model of Python source in the Llama architecture. It exists to show and to test",
-        "speculative decoding; it is no programming assistant.",
+        "A small causal language model for speculative decoding; it is no assistant by itself.",
         "",
         f"- Data: {data['description']}; {data['training_files']} {unit}; licence: {data['licence']}.",
         f"- Held out: {data['held_out_files']} {unit}, {data['split']}. Not used for the tokenizer either.",
@@ -172,6 +172,7 @@ def _render(record: dict[str, Any]) -> str:
             f"| {name} | {stage['steps']:,} | {stage['tokens']:,} | {stage['seconds']:,} | "
             f"{stage['tokens_per_second']:,} | {stage['final_loss']} |"
         )
+    lines += _curve_lines(record["stages"])
     if record["acceptance"]:
         lines += ["", *_acceptance_table(record["acceptance"])]
     if record.get("is_chance"):
@@ -179,6 +180,18 @@ def _render(record: dict[str, Any]) -> str:
         lines += ["", chance_line(record["kind"], first, record["most_frequent_token"])]
     lines += ["", "`training.json` says the same for programs, with every option.", ""]
     return "\n".join(lines)
+
+
+def _curve_lines(stages: dict[str, Any]) -> list[str]:
+    """Return the lines on how the mean acceptance length of held-out chains rose with the minutes of training."""
+    lines = [""]
+    before = 0.0
+    for name, stage in stages.items():
+        points = [f"{score:.2f} after {before + minutes:.1f} min" for minutes, score in stage.get("curve", [])]
+        if points:
+            lines.append(f"Mean acceptance length by minutes of training, {name}: {', '.join(points)}.")
+        before += stage["seconds"] / 60
+    return lines if len(lines) > 1 else []
 
 
 def _score_lines(held_out: dict[str, Any]) -> list[str]:
