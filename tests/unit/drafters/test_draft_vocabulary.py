@@ -31,6 +31,7 @@ class Blocks:
     """A model that can compute a part of 100 tokens."""
 
     name = "a model"
+    output_tokens = None
 
     def __init__(self, blocks: Any = None) -> None:
         self.blocks = None if blocks is None else blocks.tolist()
