@@ -90,7 +90,7 @@ class SomeTokens:
 
 
 class DraftVocabulary:
-    """The tokens that a model can propose: special tokens, and the first in the order of its outputs. These are the ones
+    """The tokens that a model can propose: special tokens, and the first in the order of its outputs, which are those
     that it was trained to propose, and then the lowest ids, the most frequent ones of a byte-pair vocabulary. The later
     half gives way, the last first, to tokens that requests hold or held, and these in turn to those that came later.
 
