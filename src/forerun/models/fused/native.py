@@ -320,8 +320,9 @@ class NativeDecoder(LayerRangeDecoder):
 
     def places(self, token_ids: Tensor, layer: NativeLinear) -> Tensor:
         """Return the rows of tokens, [n] int64, in the output layer or the embedding."""
-        is_moved = self._places is not None and layer is self.lm_head
-        return self._places.index_select(0, token_ids) if is_moved else token_ids
+        if self._places is None or layer is not self.lm_head:
+            return token_ids
+        return self._places.index_select(0, token_ids)
 
     def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the packed float weights with the names of Transformers' parameters. Quantized values are finite and
