@@ -251,7 +251,7 @@ class NativeDecoder(LayerRangeDecoder):
 
     def embed(self, layout: Layout) -> Tensor:
         """Return what enters the first layer, [T, hidden] (`LayerRangeDecoder.embed`)."""
-        return self.placed(self.embedding_rows(layout.token_ids), layout.positions)
+        return self.placed(self.embedding.rows(self.places(layout.token_ids, self.embedding)), layout.positions)
 
     def placed(self, x: Tensor, positions: Tensor) -> Tensor:
         """Return rows of the embedding, [T, hidden], which may change, as they enter the first layer at positions
