@@ -6,16 +6,21 @@ from typing import Any
 
 import pytest
 
+from changed_folder import changed
 from forerun import LLM, SamplingParams
+from forerun.config import BUNDLED_MODELS
+from forerun.drafters.models import draft_vocabulary
 from forerun.kernels.cpu import native
 from forerun.lab.audit.distributions import ContinuationCells, TargetDistributions
 from forerun.lab.audit.statistics import g_test
+from forerun.models.loading.configuration import OUTPUT_TOKENS
 from forerun.utils.workloads import load_workload
 from gtest import SIGNIFICANCE
 
 pytestmark = pytest.mark.skipif(native() is None, reason="only the native kernels compute a part of the outputs")
 
 DRAFTERS = [f"{name}:draft_vocab=1000" for name in ("draft-model", "draft-tree", "staged", "eagle", "early-exit")]
+DRAFTERS += [f"{name}:model=trained" for name in ("draft-model", "draft-tree")]
 PROMPTS = [case.prompt for case in load_workload("code", 3)] + ["Süßölgefäße für 5 €: 日本"]
 OPTIONS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0},
@@ -29,10 +34,19 @@ def plain() -> LLM:
     return LLM("bundled", None)
 
 
+@pytest.fixture(autouse=True)
+def trained(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Write a draft model that was trained to propose some tokens, beside which few of requests are held."""
+    monkeypatch.setattr(draft_vocabulary, "_MIN_HELD", 256)
+    folder = tmp_path_factory.mktemp("models") / "trained"
+    return str(changed(BUNDLED_MODELS["bundled-draft"], folder, **{OUTPUT_TOKENS: list(range(40, 540))}))
+
+
 @pytest.mark.sampled(5)
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("drafter", DRAFTERS)
-def test_the_text_is_the_targets(drafter: str, options: str, plain: LLM) -> None:
+def test_the_text_is_the_targets(drafter: str, options: str, plain: LLM, trained: str) -> None:
+    drafter = drafter.replace("trained", trained)
     params = SamplingParams(max_tokens=40, ignore_eos=True, **OPTIONS[options])
     results = LLM(plain.target, drafter, num_draft_tokens=3, tokenizer=plain.tokenizer).generate(PROMPTS, params)
     assert [each.token_ids for each in results] == [each.token_ids for each in plain.generate(PROMPTS, params)]
@@ -41,8 +55,9 @@ def test_the_text_is_the_targets(drafter: str, options: str, plain: LLM) -> None
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("drafter", DRAFTERS)
-def test_the_distribution_is_the_targets(drafter: str, plain: LLM) -> None:
+def test_the_distribution_is_the_targets(drafter: str, plain: LLM, trained: str) -> None:
     """The prompt's most probable continuations are in part outside of what is proposed."""
+    drafter = drafter.replace("trained", trained)
     prompt = plain.encode("The ")
     params = SamplingParams(max_tokens=3, temperature=1.0, ignore_eos=True)
     distributions = TargetDistributions(plain.target, prompt)

@@ -29,7 +29,8 @@ class DraftModel(ModelDrafter):
         quantize: "int8" or "int4", what its weights are kept in; None: as its files are.
         draft_vocab: tokens that it can propose (1,000 or more), which are those of requests, special ones and for the
             rest the lowest ids, by the native kernels; 0 for all; None for 49,152 where they compute it and its
-            vocabulary has more than twice as many.
+            vocabulary has more than twice as many. Of a model that was trained to propose some tokens, these come
+            before the lowest ids, and None is for these and some of requests.
 
     Raises:
         ConfigError: an option is out of range.

@@ -191,6 +191,7 @@ class LanguageModel(ABC):
         state_nbytes: bytes that a sequence takes besides its pages, in recurrent layers.
         full_context_length: positions it can compute, or that the user allows.
         mask_token: what it reads in place of tokens that are not known yet, if it was tuned to draft several at once.
+        output_tokens: int64, rising, the tokens that it was trained to propose; None: all.
     """
 
     name: str
@@ -212,6 +213,7 @@ class LanguageModel(ABC):
     state_nbytes: int = 0
     full_context_length: int = 0
     mask_token: int | None = None
+    output_tokens: Tensor | None = None
 
     def __post_init__(self) -> None:
         self.full_context_length = self.full_context_length or self.context_length
@@ -256,7 +258,8 @@ class LanguageModel(ABC):
         """Return the same model, on the same memory and pool, whose logits are those of some tokens alone.
 
         Args:
-            blocks: of 16 tokens each, rising; the last may be one of fewer. The array must not change.
+            blocks: of 16 tokens each in the order of `output_order`, rising; the last may be one of fewer. The array
+                must not change.
 
         Returns:
             None if this model computes the logits of all tokens, or of none but its own choice.
@@ -351,6 +354,14 @@ class StandIn(LanguageModel):
     def output_layer(self) -> NativeLinear | None:
         """Return the output layer that a head can compute with (`LanguageModel.output_layer`)."""
         return self.model.output_layer
+
+
+def output_order(output_tokens: Tensor, vocab_size: int) -> Tensor:
+    """Return [vocab_size] int64, all tokens in the order of a model's outputs that was trained to propose some: these
+    first, then the others, rising."""
+    is_other = torch.ones(vocab_size, dtype=torch.bool)
+    is_other[output_tokens] = False
+    return torch.cat([output_tokens, is_other.nonzero()[:, 0]])
 
 
 def context_reason(held: int, full: int) -> str:

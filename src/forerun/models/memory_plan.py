@@ -178,8 +178,11 @@ def model_memory(
     if empty is None:
         empty = empty_model(source.name, source.config(), plan.dtype, ATTENTION_NAME)
     tokens = source.output_tokens(config)
-    products = plan.products(empty, spec, None if tokens is None else len(tokens))
+    is_reordered = tokens is not None and plan.is_native  # such decoders keep all rows, and where each token's is
+    products = plan.products(empty, spec, None if tokens is None or is_reordered else len(tokens))
     kept, loading = weight_nbytes(empty, plan, products)
+    places = config.vocab_size * torch.int64.itemsize if is_reordered else 0
+    kept += places
     kept += triton_backend().step_nbytes(config, plan.dtype) if plan.is_triton else 0
     experts = read = 0
     if spec is not None and plan.is_native and plan.is_streamed and plan.number_format is not None:
@@ -192,7 +195,7 @@ def model_memory(
         dtype=plan.dtype,
         device=target_device,
         weights=kept,
-        loading=loading,
+        loading=loading + places,
         planner=_planner(config, spec, plan, cache_dtype_of(kv_cache_dtype, target_device, plan.dtype)),
         context_length=context_length(config),
         vocab_size=config.vocab_size,

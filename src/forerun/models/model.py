@@ -161,7 +161,7 @@ class Model(LanguageModel):
         packed_weights: tensors as they are packed in a GGUF file, by the names of Transformers' parameters; nothing for
             a model that comes from another kind of file.
         num_layers: layers, each with keys and values that belong to it alone.
-        output_tokens: int64, the tokens that the decoder's logits are of; the others' are -inf. None: it is all.
+        output_tokens: int64, the tokens whose logits `forward` computes; the others' are -inf. None: it is all.
         exactness: the self-test's verdict.
     """
 
@@ -197,6 +197,7 @@ class Model(LanguageModel):
         self._planner = decoder.planner
         self.state_nbytes = 0 if self._planner.new_state is None else self._planner.new_state.layout.nbytes
         self.output_tokens = output_tokens
+        self._widened = output_tokens  # what the decoder's columns are, if logits are widened to all tokens
 
     @property
     def can_exit_early(self) -> bool:
@@ -241,7 +242,7 @@ class Model(LanguageModel):
     def draft_session(self, caches: Sequence[Cache], pick: Pick) -> DraftSession | None:
         """Return a session that computes chains row by row, with less preparation for each row than `forward`
         (`LanguageModel.draft_session`)."""
-        if self.output_tokens is not None:  # columns of the decoder's logits are not tokens
+        if self._widened is not None:  # columns of the decoder's logits are not tokens
             return None
         if self.device.type == "cpu":
             return self.decoder.draft_session(caches, pick)
@@ -249,12 +250,12 @@ class Model(LanguageModel):
 
     def of_outputs(self, blocks: NDArray[np.int32]) -> Model | None:
         """Return the same model whose logits are those of some tokens alone (`LanguageModel.of_outputs`)."""
-        decoder = self.decoder if self.output_tokens is None else None
-        part = decoder.of_outputs(blocks) if isinstance(decoder, LayerRangeDecoder) else None
+        part = self.decoder.of_outputs(blocks) if isinstance(self.decoder, LayerRangeDecoder) else None
         if part is None:
             return None
         model = copy(self)
         model.decoder = part
+        model._widened = None
         return model
 
     @torch.inference_mode()
@@ -342,10 +343,10 @@ class Model(LanguageModel):
 
     def _of_all_tokens(self, logits: Tensor) -> Tensor:
         """Expand logits from the tokens that the decoder computes to the vocabulary: [R, tokens] -> [R, V]."""
-        if self.output_tokens is None:
+        if self._widened is None:
             return logits.to(self.compute_dtype)
         wide = logits.new_full((len(logits), self.vocab_size), -torch.inf, dtype=self.compute_dtype)
-        return wide.index_copy_(1, self.output_tokens, logits.to(self.compute_dtype))
+        return wide.index_copy_(1, self._widened, logits.to(self.compute_dtype))
 
     def _by_layers(self, purpose: str) -> LayerRangeDecoder:
         if not isinstance(self.decoder, LayerRangeDecoder):

@@ -88,6 +88,7 @@ class FakeModel:
         self.kernels = "reference"
         self.state_nbytes, self.output_layer = 0, None
         self.mask_token: int | None = None
+        self.output_tokens: torch.Tensor | None = None
         self.pool: Any = None
         generator = torch.Generator().manual_seed(seed)
         self.table = torch.randn(num_contexts, vocab_size, generator=generator, dtype=torch.float64).to(dtype) * scale

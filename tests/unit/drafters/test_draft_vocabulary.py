@@ -10,18 +10,20 @@ import numpy as np
 import pytest
 import torch
 
+from changed_folder import changed
 from doubles import MarkovModel
 from families import VOCAB, make_family
 from forerun import LLM, ConfigError, DraftModel, SamplingParams
-from forerun.config import MEMORY_LOG
+from forerun.config import BUNDLED_MODELS, MEMORY_LOG
 from forerun.drafters import Binding, DraftTree, EarlyExit
 from forerun.drafters.models import draft_vocabulary
 from forerun.drafters.models.draft_model import SharedVocabulary
-from forerun.drafters.models.draft_vocabulary import DraftVocabulary, SomeTokens
+from forerun.drafters.models.draft_vocabulary import Columns, DraftVocabulary, SomeTokens, chosen_vocabulary
 from forerun.kernels.cpu import native
 from forerun.models import Forward, Model, Rows, StandIn, load_model
 from forerun.models.draft_session import Pick
 from forerun.models.fused.native import NativeDecoder
+from forerun.models.loading.configuration import OUTPUT_TOKENS
 
 native_only = pytest.mark.skipif(native() is None, reason="only the native kernels compute a part of the outputs")
 PROMPT = [7, 30, 2]
@@ -31,9 +33,11 @@ class Blocks:
     """A model that can compute a part of 100 tokens."""
 
     name = "a model"
+    vocab_size = 100
 
-    def __init__(self, blocks: Any = None) -> None:
+    def __init__(self, blocks: Any = None, output_tokens: list[int] | None = None) -> None:
         self.blocks = None if blocks is None else blocks.tolist()
+        self.output_tokens = None if output_tokens is None else torch.tensor(output_tokens)
 
     def of_outputs(self, blocks: Any) -> Blocks:
         return Blocks(blocks)
@@ -41,6 +45,20 @@ class Blocks:
 
 def vocabulary(size: int, always: list[int]) -> Any:
     return DraftVocabulary(size, Blocks(), SharedVocabulary(100, 100), always)  # type: ignore[arg-type]
+
+
+TRAINED = list(range(60, 80))
+"""In blocks of these and then the others: 60 to 75; 76 to 79 and 0 to 11; 12 to 27; 28 to 43; 44 to 59; 80 to 95; the
+rest."""
+
+
+def vocabulary_of_trained(size: int | None, always: list[int], target_size: int = 100) -> Any:
+    columns = SharedVocabulary(100, target_size)
+    return chosen_vocabulary(size, Blocks(output_tokens=TRAINED), columns, always)  # type: ignore[arg-type]
+
+
+def proposed(columns: Columns) -> list[int]:
+    return columns.names(list(range(columns.num_columns)))
 
 
 def test_columns_are_tokens() -> None:
@@ -74,6 +92,48 @@ def test_the_model_is_made_anew_only_for_other_tokens() -> None:
     before = found.model
     found.include([33, 3])
     assert found.model is before
+
+
+def test_tokens_that_it_was_trained_to_propose_stay_and_the_oldest_of_requests_give_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(draft_vocabulary, "_MIN_HELD", 32)
+    found = vocabulary_of_trained(None, [99])
+    first = [*TRAINED, *range(12)]
+    assert proposed(found.columns) == [*first, *range(96, 100)]
+    found.include([30, 61, 3, 200])
+    assert proposed(found.columns) == [*first, *range(28, 44), *range(96, 100)]
+    found.include([13])
+    found.include([30])  # held again: later than 13
+    assert found.model.blocks == [0, 1, 2, 3, 6]
+    found.include([50])
+    assert found.model.blocks == [0, 1, 3, 4, 6]
+    found.include([85, 12, 31])  # of one request, too, the later ones
+    assert found.model.blocks == [0, 1, 2, 3, 6]
+
+
+def test_more_is_held_beside_more_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(draft_vocabulary, "_MIN_HELD", 16)
+    monkeypatch.setattr(draft_vocabulary, "_HELD_PART", 1)
+    found = vocabulary_of_trained(None, [])
+    found.include([12, 28, 44])  # 20 tokens are two blocks
+    assert found.model.blocks == [0, 1, 3, 4]
+
+
+def test_numbers_count_in_the_order_of_the_outputs() -> None:
+    assert sorted(proposed(vocabulary_of_trained(0, []).columns)) == list(range(100))
+    assert proposed(vocabulary_of_trained(48, []).columns) == [*TRAINED, *range(28)]
+    assert proposed(vocabulary_of_trained(16, []).columns) == TRAINED[:16]
+    smaller = vocabulary_of_trained(0, [], target_size=90).columns
+    assert sorted(proposed(smaller)) == list(range(90))
+    wide = smaller.widened(torch.arange(100.0)[None])
+    assert wide.shape == (1, 90) and wide[0, [60, 0, 80]].tolist() == [0, 20, 80]
+
+
+def test_tokens_that_the_target_lacks_are_not_brought_first() -> None:
+    assert vocabulary_of_trained(None, [], target_size=79) is None
+    with pytest.raises(ConfigError, match="computes all outputs at once"):
+        vocabulary_of_trained(32, [], target_size=79)
 
 
 @native_only
@@ -192,3 +252,31 @@ def test_a_drafter_is_bound_with_the_whole_model(tmp_path: Path, monkeypatch: py
     drafter = DraftModel(model, draft_vocab=16 if native() else 0)
     drafter.bind(Binding(model))
     assert isinstance(drafter.model, Model) and drafter.model is model
+
+
+@native_only
+def test_tokens_of_prompts_are_drafted_beside_those_that_a_model_was_trained_to_propose(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = changed(BUNDLED_MODELS["bundled-draft"], tmp_path / "draft", **{OUTPUT_TOKENS: list(range(500))})
+    drafter = DraftModel(folder, quantize="int8")
+    llm = LLM("bundled", drafter, num_draft_tokens=4)
+    params = SamplingParams(max_tokens=40, temperature=0, ignore_eos=True)
+    prompt = llm.encode("def quadratic_formula(a, b, c):\n    return quadratic") * 4
+    outside = {token for token in prompt if token >= 512}
+    llm.generate([[40]], SamplingParams(max_tokens=4, temperature=0, allowed_token_ids=[40]))
+    before = proposed(drafter.drafting_model.columns)
+    drafted: set[int] = set()
+    draft = drafter.draft
+
+    def recorded(*args: Any, **options: Any) -> Any:
+        found = draft(*args, **options)
+        drafted.update(token for each in found for token in each.ids)
+        return found
+
+    monkeypatch.setattr(drafter, "draft", recorded)
+    answer = llm.generate([prompt], params)[0]
+    assert answer.token_ids == LLM(llm.target, None).generate([prompt], params)[0].token_ids
+    after = proposed(drafter.drafting_model.columns)
+    assert set(range(500)) <= {*before} and {*before} | outside <= {*after}
+    assert not outside & {*before} and drafted & outside and answer.stats.num_accepted_tokens > 0

@@ -9,6 +9,7 @@ import pytest
 import torch
 import transformers as tf
 
+from changed_folder import changed
 from forerun.config import ASSETS, BUNDLED_MODELS
 from forerun.drafters.models.head_files.folder import is_head
 from forerun.errors import ConfigError, IncompatibleDrafterError
@@ -16,17 +17,6 @@ from forerun.export.vllm import export_vllm_draft
 from forerun.models import load_tokenizer, load_transformers_model
 
 IDS = torch.tensor([[3, 14, 15, 92, 65]])
-
-
-def changed(folder: Path, out: Path, **settings: object) -> Path:
-    """A model's folder with other settings."""
-    out.mkdir()
-    for path in folder.iterdir():
-        (out / path.name).symlink_to(path)
-    (out / "config.json").unlink()
-    said = json.loads((folder / "config.json").read_text())
-    (out / "config.json").write_text(json.dumps({**said, **settings}))
-    return out
 
 
 def test_the_bundled_draft(tmp_path: Path) -> None:

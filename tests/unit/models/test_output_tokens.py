@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers as tf
@@ -15,9 +16,15 @@ from families import VOCAB, make_family
 from forerun.errors import ModelLoadError, UnsupportedModelError
 from forerun.export.quantized import export_quantized
 from forerun.export.transformers import export_hf
+from forerun.kernels.cpu import native
 from forerun.models import Model, Rows, load_draft_model, load_model
+from forerun.models.draft_session import Pick
+from forerun.models.fused.native import NativeDecoder
 from forerun.models.loading.configuration import OUTPUT_TOKENS
+from forerun.models.loading.gguf.source import GgufSource
+from gguf_files import TINY, write_gguf
 
+native_only = pytest.mark.skipif(native() is None, reason="only the native kernels compute a part of the outputs")
 TOKENS = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8]
 PROPOSED = [1, 2, 5, 6, 30, 31, 32, 33, 34, 60, 95]
 
@@ -91,6 +98,57 @@ def test_other_families_and_heads_are_refused_by_name(tmp_path: Path) -> None:
         load_model(llama, kind="general")
     with pytest.raises(UnsupportedModelError, match="proposes 11 of its 96 tokens"):
         load_model(llama).output_rows(torch.tensor([1]))
+
+
+NATIVE_CASES = [case for case in CASES if case[0] != "float64" and case[2] is None]
+
+
+@native_only
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("is_tied", [True, False], ids=["tied", "untied"])
+@pytest.mark.parametrize(("dtype", "quantize"), [case[:2] for case in NATIVE_CASES])
+def test_blocks_hold_these_tokens_first_and_have_the_bits_of_the_whole_model(
+    dtype: str, quantize: str | None, is_tied: bool, tmp_path: Path
+) -> None:
+    folder = tied_llama(tmp_path) if is_tied else make_family("qwen2", tmp_path)
+    compare(load_model(folder, dtype, quantize=quantize), load_model(say(folder, PROPOSED), dtype, quantize=quantize))
+
+
+@native_only
+@pytest.mark.parametrize("is_tied", [True, False], ids=["tied", "untied"])
+@pytest.mark.parametrize("type_name", ["Q4_K", "Q8_0"])
+def test_blocks_of_files_are_brought_into_that_order(
+    type_name: str, is_tied: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    config = tf.LlamaConfig(**{**TINY, "vocab_size": VOCAB, "hidden_size": 256}, tie_word_embeddings=is_tied)
+    write_gguf(tmp_path / "it.gguf", tf.LlamaForCausalLM(config), type_name)
+    whole = load_model(tmp_path / "it.gguf")
+    monkeypatch.setattr(GgufSource, "output_tokens", lambda source, config: tuple(PROPOSED))
+    compare(whole, load_model(tmp_path / "it.gguf"))
+
+
+def compare(whole: Model, model: Model) -> None:
+    blocks = np.array([0, 2, (VOCAB - 1) // 16], np.int32)
+    order = [*PROPOSED, *(token for token in range(VOCAB) if token not in PROPOSED)]
+    tokens = [token for block in blocks.tolist() for token in order[16 * block : 16 * block + 16]]
+    part = model.of_outputs(blocks)
+    assert part is not None and isinstance(model.decoder, NativeDecoder) and isinstance(part.decoder, NativeDecoder)
+    expected = logits(whole)
+    assert torch.equal(logits(part), expected[:, tokens])
+    assert torch.equal(logits(model)[:, PROPOSED], expected[:, PROPOSED])
+    session = part.draft_session([part.new_cache()], Pick(len(tokens), with_probability=True))
+    assert session is not None
+    found = session.advance([TOKENS])
+    assert torch.equal(found.logits, expected[-1:, tokens]) and found.columns == [int(expected[-1, tokens].argmax())]
+    every = torch.arange(VOCAB)
+    assert torch.equal(part.embedding_rows(every), whole.embedding_rows(every))
+    assert torch.equal(model.decoder.output_rows(every), whole.output_rows(every))
+    assert part.output_layer is None and whole.output_layer is not None  # its rows are not tokens
+    kept = model.decoder.lm_head.nbytes
+    assert model.decoder.weight_bytes < whole.decoder.weight_bytes - kept // 2  # type: ignore[attr-defined]
+    with pytest.raises(IndexError):
+        part.embedding_rows(torch.tensor([-1]))
 
 
 def test_exports_propose_the_same_tokens(tmp_path: Path) -> None:

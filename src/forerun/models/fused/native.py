@@ -41,7 +41,7 @@ from forerun.kernels.cpu.prefetching import choose_distances
 from forerun.kv_cache.recurrent_state import RecordedState, StateMaker
 from forerun.models.attention.base import Layout, PackedRows
 from forerun.models.attention.native import PathPlanner, rows_struct
-from forerun.models.base import HiddenStateOutputs, LayerRangeDecoder
+from forerun.models.base import HiddenStateOutputs, LayerRangeDecoder, output_order
 from forerun.models.draft_session import DraftSession, NativeDraftSession, Pick
 from forerun.models.families.table import frequencies, spec_in
 from forerun.models.fused.experts import bias_of, router_norm_of, take_apart
@@ -95,7 +95,8 @@ class NativeDecoder(LayerRangeDecoder):
             packed; the model is of no use afterwards.
         maker: of linear layers that are `NativeLinear`.
         cache_dtype: of keys and values, one of `page_layout.CACHE_FORMATS`.
-        output_tokens: int64, those whose logits are computed, in this order; None for all.
+        output_tokens: int64, those whose logits are computed, in this order; None for all. `of_outputs` computes
+            others too, in the order of `output_order`.
         spec: of the model; None: that of its modules or its configuration.
 
     Attributes:
@@ -124,6 +125,7 @@ class NativeDecoder(LayerRangeDecoder):
         if (positions := spec.embeddings.positions) is not None:
             table = base.get_submodule(positions).weight.detach().float()[spec.embeddings.first_position :]
             self._positions = self._kept[f"{spec.base}.{positions}.weight"] = table.clone()
+        self._places: Tensor | None = None  # by token, its row of the output layer, if it is another
         self.lm_head, self.embedding = self._outer_layers(model, base, maker, output_tokens)
         self.per_layer_inputs = self._per_layer_input_rows(base, maker, model.dtype)
         self.cos_sin = CosSinTables(*frequencies(model.config, spec))
@@ -145,6 +147,8 @@ class NativeDecoder(LayerRangeDecoder):
                 self._layers[index].kv_offset = starts[spec.cached(index)] * cache_dtype.itemsize
             layer.to_empty(device="meta")
         self.struct = self._model_struct(*self._norm(base, spec.base, spec.output.norm, spec.hidden))
+        if output_tokens is not None:
+            self.struct.head = self.lm_head.outputs(0, len(output_tokens))
         choose_distances(library, self.linear_layers())
 
     def first_part(self, num_outputs: int) -> NativeDecoder:
@@ -221,9 +225,10 @@ class NativeDecoder(LayerRangeDecoder):
 
     @property
     def weight_bytes(self) -> int:
-        """Return the bytes of weights that a forward of one row reads: all but the experts of other rows, and an
-        embedding that is not the output layer too."""
+        """Return the bytes of weights that a forward of one row reads: all but the experts of other rows, an embedding
+        that is not the output layer too, and outputs that are not computed."""
         unread = 0 if self.embedding is self.lm_head else self.embedding.nbytes
+        unread += self.lm_head.nbytes * (self.lm_head.out_features - self.num_outputs) // self.lm_head.out_features
         unread += self._kept[self.spec.per_layer_table].nbytes if self.spec.per_layer_table else 0
         left = sum(experts.num_experts - experts.num_experts_per_tok for experts in self._experts)
         return sum(kept.nbytes for kept in self._kept.values()) - unread - int(left * self.expert_nbytes)
@@ -246,7 +251,7 @@ class NativeDecoder(LayerRangeDecoder):
 
     def embed(self, layout: Layout) -> Tensor:
         """Return what enters the first layer, [T, hidden] (`LayerRangeDecoder.embed`)."""
-        return self.placed(self.embedding.rows(layout.token_ids), layout.positions)
+        return self.placed(self.embedding.rows(self.places(layout.token_ids, self.embedding)), layout.positions)
 
     def placed(self, x: Tensor, positions: Tensor) -> Tensor:
         """Return rows of the embedding, [T, hidden], which may change, as they enter the first layer at positions
@@ -307,11 +312,17 @@ class NativeDecoder(LayerRangeDecoder):
 
     def embedding_rows(self, token_ids: Tensor) -> Tensor:
         """Return rows of the embedding table, [n, hidden] float32 (`Decoder.embedding_rows`)."""
-        return self.embedding.rows(token_ids)
+        return self.embedding.rows(self.places(token_ids, self.embedding))
 
     def output_rows(self, token_ids: Tensor) -> Tensor:
         """Return rows of the output layer's weight, [n, hidden] float32 (`Decoder.output_rows`)."""
-        return self.lm_head.rows(token_ids)
+        return self.lm_head.rows(self.places(token_ids, self.lm_head))
+
+    def places(self, token_ids: Tensor, layer: NativeLinear) -> Tensor:
+        """Return the rows of tokens, [n] int64, in the output layer or the embedding."""
+        if self._places is None or layer is not self.lm_head:
+            return token_ids
+        return self._places.index_select(0, token_ids)
 
     def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the packed float weights with the names of Transformers' parameters. Quantized values are finite and
@@ -326,16 +337,20 @@ class NativeDecoder(LayerRangeDecoder):
     def _outer_layers(
         self, model: Any, base: Any, maker: Maker, output_tokens: Tensor | None
     ) -> tuple[NativeLinear, NativeLinear]:
-        """Return output layer and embedding, which are the same object if they share their rows for all tokens."""
+        """Return output layer and embedding, which are the same object if they share their rows."""
         table = base.get_submodule(self.spec.embeddings.module)
         head_module = getattr(model, self.spec.output.module)
         embedding = LinearPart(self.spec.embedding_weight, table.weight)
         is_tied = head_module.weight is table.weight
         part = embedding if is_tied else LinearPart(self.spec.head_weight, head_module.weight)
-        bias = of_rows(head_module.bias, output_tokens)
-        head = self._native(maker, [part._replace(rows=output_tokens)], bias, is_head=True)
-        is_shared = is_tied and output_tokens is None and bias is None
-        if is_tied and output_tokens is None and not is_shared:  # the embedding beside it has the same parameter
+        order = None
+        if output_tokens is not None:  # so that blocks of outputs hold few others
+            order = output_order(output_tokens, len(part.weight))
+            self._places = order.argsort()
+        bias = of_rows(head_module.bias, order)
+        head = self._native(maker, [part._replace(rows=order)], bias, is_head=True)
+        is_shared = is_tied and bias is None
+        if is_tied and order is None and not is_shared:  # the embedding beside it has the same parameter
             self._kept[self.spec.head_weight] = head
         rows = head if is_shared else self._native(maker, [embedding], is_head=True)
         if not is_tied:
@@ -566,10 +581,11 @@ class NativeDecoderSession(NativeDraftSession):
         library = self._decoder.library
         if num_rows > len(self._x):
             self._x = torch.empty(num_rows, decoder.hidden)
-        decoder.embedding.read_rows(self._token_ids[:num_rows], self._x)
+        token_ids = torch.from_numpy(self._token_ids[:num_rows])
+        decoder.embedding.read_rows(decoder.places(token_ids, decoder.embedding).numpy(), self._x)
         decoder.placed(self._x[:num_rows], torch.from_numpy(self._position[:num_rows]))
         if decoder.per_layer_inputs is not None:
-            given = decoder.per_layer_inputs.of(torch.from_numpy(self._token_ids[:num_rows]), self._x[:num_rows])
+            given = decoder.per_layer_inputs.of(token_ids, self._x[:num_rows])
             self._rows.per_layer_inputs = given.data_ptr()
         model = ctypes.byref(decoder.struct)
         x = self._x
