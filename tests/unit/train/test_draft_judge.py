@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from forerun import LLM, SamplingParams
-from forerun.models import load_model, load_transformers_model
+from forerun.models import load_model, load_tokenizer, load_transformers_model
 from forerun.train.data.packed import PackedDocument, pack
 from forerun.train.draft.judge import HeldOutRows
 from forerun.train.draft.samples import Labels, mask_unproposed, restrict
@@ -20,7 +20,7 @@ K = 3
 @pytest.mark.parametrize("is_cut", [False, True])
 def test_acceptance_is_that_of_greedy_chains(is_cut: bool, tmp_path: Path) -> None:
     target = load_model("bundled", "float32")
-    llm = LLM(target, None)
+    llm = LLM(target, None, tokenizer=load_tokenizer("bundled"))
     prompts = [case.prompt[:60] for case in workloads.load_workload("code")][:3]
     results = llm.generate(prompts, SamplingParams(temperature=0, max_tokens=24, ignore_eos=True))
     documents = [PackedDocument([5, 6, 7], [True] * 3)]

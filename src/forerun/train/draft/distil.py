@@ -30,7 +30,7 @@ from forerun.train.accelerator import (
     products_in,
     training_device,
 )
-from forerun.train.checkpoint import CHECKPOINT, DTYPE, LoopState, Weights, load_checkpoint, pin, pinned
+from forerun.train.checkpoint import DTYPE, LoopState, Weights, load_best, load_checkpoint, pin, pinned
 from forerun.train.data.packed import NO_DOCUMENT, PackedBatch, PackedShard
 from forerun.train.defaults import DraftTraining, LossName
 from forerun.train.draft.judge import HeldOutRows
@@ -422,7 +422,7 @@ class Stages:
             states.batch,
             lambda model, batch, _: losses.mean(model, batch),
             end,
-            is_over=(self.folder / "distil" / CHECKPOINT).exists(),
+            is_over=SHARDS in pinned(self.folder / "distil"),  # which went on from its end
         )
 
     def distil(self, batches: ShardBatches, kept: Sequence[int] | None, end: float) -> LoopState:
@@ -465,6 +465,8 @@ class Stages:
         pin(folder, chosen | facts | {START: self.start, DTYPE: dtype_name(self.dtype)})
         state = load_checkpoint(folder, self.draft, optimisers)
         if is_over and state.step:
+            if state.scores and state.best_step < state.step and not state.is_finished:
+                load_best(folder, self.draft, state.best_step)
             return state
         loop = Loop(
             folder=folder,
