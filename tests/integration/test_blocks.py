@@ -54,7 +54,8 @@ STANDS_FOR = {
     r"\bHEAD\b": str(ROOT / "src/forerun/assets/heads/eagle/bundled"),
     r"\bFILE\b|mine\.jsonl": "prompts.jsonl",
     r"new\.json": "old.json",
-    r"--prune-layers [\d,]+": "--prune-layers 0",
+    r"--layers 8": "--layers 1",
+    r"SIBLING": "bundled-draft",
 }
 """What stands for something of the reader's -> what is here."""
 SHORTER = {

@@ -112,12 +112,6 @@ def id_type(vocab_size: int) -> type[np.uint16] | type[np.uint32]:
     return np.uint16 if vocab_size <= 1 << 16 else np.uint32
 
 
-def stored_ids(ids: Tensor, vocab_size: int) -> np.ndarray:
-    """Convert token ids of a tensor on any device to the type that is kept on disk."""
-    stored: np.ndarray = ids.cpu().numpy().astype(id_type(vocab_size))
-    return stored
-
-
 def columns_of(tokens: Tensor, vocab_size: int) -> Tensor:
     """Return int64 [vocab_size]: each token's index among these, -1 for the others."""
     columns = torch.full((vocab_size,), -1)

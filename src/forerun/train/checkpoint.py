@@ -14,7 +14,6 @@ from rich.console import Console
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from forerun.drafters.models.heads.fingerprint import same_target, target_fingerprint
 from forerun.errors import ConfigError
 from forerun.train.accelerator import dtype_name, product_type, why_auto
 from forerun.train.defaults import AUTO, FORMATS
@@ -217,25 +216,6 @@ def run_type(folder: Path, name: str, where: torch.device, console: Console) -> 
             why += f"; here it would be {dtype_name(usual)} ({why_auto(usual, where)}), by --force from the beginning"
     console.print(f"products in {dtype_name(chosen)}: {why}", highlight=False, soft_wrap=True)
     return chosen
-
-
-def pin_target(folder: Path, target: PreTrainedModel) -> None:
-    """Write the target's fingerprint into `folder`, or compare it with that of a former run.
-
-    Raises:
-        ConfigError: the file is damaged, or the run there is one of another target.
-    """
-    path = folder / FILE_NAME
-    found = target_fingerprint(Weights(target))
-    if not path.exists():
-        write_json(path, {TARGET: found}, error=ConfigError)
-        return
-    former = pinned(folder).string(TARGET, "")
-    if not same_target(former, found):
-        raise ConfigError(
-            f"{folder} belongs to a run of another target, whose weights are not these. Give that target, another OUT, "
-            "or --force to begin anew."
-        )
 
 
 def pin(folder: Path, options: dict[str, Any]) -> None:

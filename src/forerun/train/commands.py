@@ -86,7 +86,8 @@ def train_draft(
     with run_in(work, out, console, resume=resume, force=force):
         target = load_model(target_name, device=where)
         tokenizer = target_tokenizer(target_name)
-        dtype = run_type(work / "distil", options.dtype, where, console)
+        begun = work / ("distil" if options.pruning.layers is None else "imitation")
+        dtype = run_type(begun, options.dtype, where, console)
         rows = read_rows(data, target, tokenizer, work / "packed", options.window, console)
         name = start or target_name
         former = Start(name, *load_model_and_tokenizer(Path(name), torch.float32))

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
-from forerun.train.accelerator import micro_tokens, model_vocabulary, stored_ids
+from forerun.train.accelerator import model_vocabulary
 from forerun.train.data.packed import PackedShard
 from forerun.train.draft.parallel import MaskLayout, mask_token_of
 
@@ -45,30 +45,26 @@ def document_mask(documents: Tensor) -> Tensor:
     return (documents[:, None, :, None] == documents[:, None, None, :]).tril()
 
 
+def packed_inputs(model: PreTrainedModel, tokens: Tensor, documents: Tensor) -> dict[str, Tensor]:
+    """Return what a model is fed to compute packed rows as if each of their documents were alone.
+
+    tokens: int64 [B, T]. documents: [B, T].
+    """
+    mask = document_mask(documents)
+    if model.config._attn_implementation == "eager":  # it adds masks
+        mask = torch.zeros(mask.shape, device=mask.device).masked_fill(~mask, torch.finfo(torch.float32).min)
+    begins = F.pad(documents[:, 1:] != documents[:, :-1], (1, 0))
+    places = torch.arange(tokens.shape[1], device=tokens.device)
+    positions = places - (places * begins).cummax(1).values
+    return {"input_ids": tokens, "attention_mask": mask, "position_ids": positions}
+
+
 def next_tokens(logits: Tensor, temperature: float, generator: torch.Generator) -> Tensor:
     """Select one token a row from logits [B, V]: the most probable at temperature 0, otherwise drawn."""
     if temperature == 0:
         return logits.argmax(dim=-1)
     distribution = torch.softmax(logits.float() / temperature, dim=-1)
     return torch.multinomial(distribution, 1, generator=generator).squeeze(-1)
-
-
-@torch.inference_mode()
-def top_probs_of(model: PreTrainedModel, tokens: Tensor, top: int, documents: Tensor | None = None) -> TopProbs:
-    """Compute the target's distributions at every position but the last of given text [B, T + 1]: [B, T, top].
-
-    documents: [B, T + 1], where a row holds several (`samples.Shard`).
-    """
-    ids = []
-    probabilities = []
-    for part in torch.split(torch.arange(len(tokens)), max(1, micro_tokens(model) // tokens.shape[1])):
-        inputs = {"input_ids": tokens[part, :-1]}
-        if documents is not None:
-            inputs["attention_mask"] = document_mask(documents[part, :-1])
-        top_probabilities, top_ids = torch.softmax(model(**inputs, use_cache=False).logits.float(), -1).topk(top)
-        ids.append(stored_ids(top_ids, model_vocabulary(model)))
-        probabilities.append(top_probabilities.half().cpu())
-    return TopProbs(np.concatenate(ids), torch.cat(probabilities).numpy())
 
 
 @torch.inference_mode()
@@ -202,8 +198,8 @@ def drafted_logits(
     """
     mask_token = mask_token_of(draft)
     if mask_token is None:
-        mask = None if documents is None else document_mask(documents)
-        yield draft(input_ids=tokens, attention_mask=mask, use_cache=False).logits[:, first:].float()
+        inputs = {"input_ids": tokens} if documents is None else packed_inputs(draft, tokens, documents)
+        yield draft(**inputs, use_cache=False).logits[:, first:].float()
         return
     layout = MaskLayout.whole(tokens, first, num_tokens)
     inputs = layout.inputs(tokens, torch.zeros_like(tokens) if documents is None else documents, mask_token)

@@ -41,7 +41,7 @@ def called(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 def test_the_defaults_are_those_of_the_options(invoke: Invoke, called: dict[str, Any]) -> None:
     assert invoke("train", "draft", "out", "--data", "d").exit_code == 0
-    assert called["args"][:5] == (Path("out"), Path("out.run"), ASSETS / "target", Path("d"), DraftTraining())
+    assert called["args"][:5] == (Path("out"), Path("out.run"), "bundled", Path("d"), DraftTraining())
     assert called["force"] is False and called["resume"] is False and called["start"] is None
 
 
@@ -91,35 +91,29 @@ def test_a_version_of_eagle_that_is_none_is_not_offered(invoke: Invoke) -> None:
     assert "1..3" not in invoke("train", "eagle", "--help").stdout
 
 
-def test_a_target_is_a_folder_or_bundled(invoke: Invoke, called: dict[str, Any]) -> None:
-    for name, folder in (("bundled", ASSETS / "target"), ("some/folder", Path("some/folder"))):
-        assert invoke("train", "draft", "out", "--data", "d", "--target", name).exit_code == 0
-        assert called["args"][2] == folder
-
-
 def test_a_draft_is_told_what_was_asked(invoke: Invoke, called: dict[str, Any]) -> None:
     flags = "--tokens 1000 --window 64"
     places = ("--target", "t", "--start", "s", "--data", "d", "--force")
     assert invoke("train", "draft", "out", *places, *flags.split()).exit_code == 0
     assert called["args"][4] == DraftTraining(tokens=1000, window=64)
-    assert called["args"][1:4] == (Path("out.run"), Path("t"), Path("d")) and called["start"] == Path("s")
+    assert called["args"][1:4] == (Path("out.run"), "t", Path("d")) and called["start"] == "s"
     assert called["force"] is True and called["resume"] is False
 
 
-def test_a_draft_may_start_from_a_pruned_copy(invoke: Invoke, called: dict[str, Any]) -> None:
-    flags = "--prune-layers 0,1,28,29 --prune-width 768 --prune-by weight --output-tokens 8000 --loss hybrid"
+def test_a_draft_may_start_from_some_layers_of_a_model(invoke: Invoke, called: dict[str, Any]) -> None:
+    flags = "--layers 0,1,28,29 --prune-width 768 --prune-by weight --output-tokens 8000 --loss hybrid"
     assert invoke("train", "draft", "out", "--data", "d", "--target", "smollm2", *flags.split()).exit_code == 0
     pruning = Pruning(layers="0,1,28,29", width=768, by="weight")
     assert called["args"][4] == DraftTraining(pruning=pruning, output_tokens=8000, loss="hybrid")
-    assert called["args"][2] == Path("smollm2")
+    assert called["args"][2] == "smollm2" and called["start"] is None
 
 
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
         ("--loss luck", "'luck' is not one of kl-then-tv"),
-        ("--prune-width 9", "prune_width has no effect without --prune-layers"),
-        ("--prune-layers 0 --prune-by luck", "prune_by is 'luck'"),
+        ("--layers 8 --prune-by luck", "'luck' is not one of activation, weight"),
+        ("--learning-rate 0", "learning_rate"),
         ("--output-tokens 0", "of 1 or more"),
         ("--tokens 0", "--tokens"),
         ("--seed 1", "No such option: --seed"),

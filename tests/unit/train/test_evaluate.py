@@ -7,15 +7,17 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from families import VOCAB, tiny_model
 from forerun.train.corpus import SourceFile
+from forerun.train.data.packed import NO_DOCUMENT
 from forerun.train.evaluate import (
     acceptance_of,
     accepted_chains,
     expected_chains,
     held_out_acceptance,
     lengths_to_end,
+    packed_inputs,
     text_score,
-    top_probs_of,
     write_on,
 )
 from tools.lm import build_model, train_tokenizer
@@ -72,18 +74,26 @@ def test_text_counts_up_to_its_end() -> None:
     assert lengths_to_end(tokens, None) == [5, 5, 5]
 
 
-def test_continuations_are_greedy_and_their_distribution_the_targets_own() -> None:
+def test_continuations_are_greedy() -> None:
     model = build_model(TINY, 0, 0).float().eval()
     prompts = torch.arange(12).view(2, 6) + 3
     tokens = write_on(model, prompts, 5, 0.0, seed=0)
-    probs = top_probs_of(model, tokens, 8)
     expected = model.generate(prompts, max_new_tokens=5, do_sample=False, eos_token_id=None, pad_token_id=0)
     assert torch.equal(tokens, expected)
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2", "gpt2", "opt"])
+def test_packed_documents_are_computed_as_if_each_were_alone(family: str) -> None:
+    """With positions of their own (gpt2, opt), and masks that are added (gemma2)."""
+    model = tiny_model(family)
+    lengths = [9, 2, 7]
+    tokens = torch.randint(0, VOCAB, (2, 20), generator=torch.Generator().manual_seed(1))
+    documents = torch.repeat_interleave(torch.tensor([0, 1, 2, NO_DOCUMENT]), torch.tensor([*lengths, 2]))
     with torch.inference_mode():
-        whole = torch.softmax(model(input_ids=tokens[:, :-1]).logits, -1)
-    assert probs.ids.shape == probs.probabilities.shape == (2, 10, 8)
-    gathered = whole.gather(-1, torch.from_numpy(probs.ids.astype("int64")))
-    assert torch.allclose(gathered, torch.from_numpy(probs.probabilities).float(), atol=1e-3)
+        packed = model(**packed_inputs(model, tokens, documents.expand(2, -1)), use_cache=False).logits
+        for start, part in zip([0, 9, 11], tokens[:, :18].split(lengths, 1), strict=True):
+            alone = model(part, use_cache=False).logits
+            torch.testing.assert_close(packed[:, start : start + part.shape[1]], alone, atol=1e-4, rtol=1e-4)
 
 
 def test_padding_of_parallel_chains_is_no_token() -> None:

@@ -21,8 +21,9 @@ from forerun.train.corpus import SourceFile
 from forerun.train.defaults import DraftTraining, Pruning
 from forerun.train.draft.distil import DistillationLoss
 from forerun.train.draft.parallel import MaskLayout, mask_token_of
-from forerun.train.evaluate import acceptance_of, agreement_of, drafted_logits, top_probs_of
+from forerun.train.evaluate import acceptance_of, agreement_of, drafted_logits
 from forerun.train.losses import distillation_loss
+from soft_labels import softmax_top
 from tools.lm import Architecture, build_model, train_tokenizer
 
 SIZES = Architecture(
@@ -64,10 +65,9 @@ def test_the_loss_is_that_of_every_chain_alone() -> None:
     target, draft = drawn(), drawn(1)
     draft.config.pard_token = MASK
     tokens, documents, wanted = packed()
-    probs = top_probs_of(target, tokens, 8, documents)
-    ids, values = torch.from_numpy(probs.ids.astype(np.int64)), torch.from_numpy(probs.probabilities)
+    ids, values = softmax_top(target, tokens, 8, documents)
     rows = (tokens.int(), ids.int(), values, documents, wanted, torch.tensor([5, 6]))
-    found = DistillationLoss.of("forward-kl", None, SIZES.vocab_size, parallel=K).mean(draft, rows, 0.0)
+    found = DistillationLoss("forward-kl", parallel=K).mean(draft, rows, 0.0)
     layout = MaskLayout.drawn(wanted[:, 1:], K, 5)
     counts = torch.bincount(layout.depths).tolist()
     assert counts == [19, 13, 9, 6]
@@ -79,7 +79,7 @@ def test_the_loss_is_that_of_every_chain_alone() -> None:
             if place < 19 and wanted[row, place + 1] and documents[row, start] == documents[row, place]:
                 begin = begins[int(documents[row, start])]
                 logits = alone(draft, tokens[row, begin : start + 1], depth)
-                at.append((logits, ids[row, place], values[row, place].float()))
+                at.append((logits, ids[row, place], values[row, place]))
     by_hand = distillation_loss(*map(torch.stack, zip(*at, strict=True)), "forward-kl")  # type: ignore[arg-type]
     assert len(at) > 40 and float(found.detach()) == pytest.approx(float(by_hand.detach()), rel=1e-3)
 
@@ -127,19 +127,21 @@ def test_a_trained_one_is_an_ordinary_folder_that_drafts_in_parallel(
     folder.save_model(drawn(), tokenizer, tmp_path / "target")
     options = DraftTraining(
         window=64,
-        text_batch=4,
         top=8,
         tokens=8 * 64,
         tokens_per_step=64,
         threads=1,
-        pruning=Pruning(layers="4"),
+        pruning=Pruning(layers="1"),
         parallel=3,
     )
     out = tmp_path / "draft"
-    commands.train_draft(out, tmp_path / "a", tmp_path / "target", source_folder, options, "forerun train draft OUT")
+    before, _ = folder.load_model_and_tokenizer(tmp_path / "target")
+    name = str(tmp_path / "target")
+    commands.train_draft(out, tmp_path / "a", name, source_folder, options, "forerun train draft OUT")
     stored, _ = folder.load_model_and_tokenizer(out)
     mask = mask_token_of(stored)
     assert mask is not None and mask not in tokenizer.all_special_ids
+    assert not torch.equal(stored.model.embed_tokens.weight, before.model.embed_tokens.weight)  # the mask's is learnt
     assert json.loads((out / "config.json").read_text())["pard_token"] == mask
     record = folder.read_record(out)
     assert [len(row["per_position"]) for row in record["acceptance"]] == [3, 3]
@@ -151,7 +153,7 @@ def test_a_trained_one_is_an_ordinary_folder_that_drafts_in_parallel(
         assert found.token_ids == plain.generate([5, 6, 7], params).token_ids and found.stats.num_draft_tokens > 10
     assert drafter.model.mask_token == mask
     anew = replace(options, parallel=None, pruning=Pruning(), minutes=1e-6)
-    commands.train_draft(tmp_path / "c", tmp_path / "c.run", tmp_path / "target", source_folder, anew, "", start=out)
+    commands.train_draft(tmp_path / "c", tmp_path / "c.run", name, source_folder, anew, "", start=str(out))
     assert mask_token_of(folder.load_model_and_tokenizer(tmp_path / "c")[0]) is None
     with pytest.raises(ConfigError, match="parallel is 1, but must be"):
         replace(options, parallel=1)

@@ -9,6 +9,8 @@ import random
 import signal
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pytest
@@ -17,13 +19,12 @@ from rich.console import Console
 
 from forerun.config import SHIPPED_HEADS
 from forerun.errors import ConfigError
+from forerun.models import LanguageModel
 from forerun.train.card import load_saved_tokenizer, read_record, save_model
 from forerun.train.checkpoint import CHECKPOINT, LoopState, load_checkpoint, pin, run_in, save_checkpoint
 from forerun.train.corpus import SourceFile
 from forerun.train.data.packed import PackedDocument, pack
-from forerun.train.defaults import DraftTraining
-from forerun.train.draft import samples
-from forerun.train.draft.samples import Shard, ShardBatches, sample_all, write_shard
+from forerun.train.draft.samples import Labels, Shard, ShardBatches
 from forerun.train.evaluate import TopProbs
 from forerun.train.heads.options import BlockTraining, EagleTraining, HeadTraining, MedusaTraining
 from forerun.train.heads.run import FREE, pinned_options
@@ -230,33 +231,35 @@ def small_shard() -> Shard:
     return Shard(tokens, probs, np.zeros((2, 4), np.int32), np.ones((2, 4), np.bool_))
 
 
-def test_an_interrupt_while_sampling_begins_no_other_shard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    drawn = []
+def small_labels(folder: Path) -> Labels:
+    documents = [PackedDocument([1, 2, 3], [True] * 3)]
+    rows = pack(documents, folder / "rows", window=8, vocab_size=9, made_from={})
+    target = cast(LanguageModel, SimpleNamespace(device=torch.device("cpu"), vocab_size=9))
+    return Labels(target, rows, folder / "labels", 2)
 
-    def draw(*_: object) -> Shard:
-        drawn.append(1)
-        return small_shard()
 
-    def done(_: int) -> None:
+def test_an_interrupt_while_labels_are_made_leaves_whole_shards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def done(_shards: int, _tokens: int) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(samples, "make_shard", draw)
-    documents = [PackedDocument([1, 2, 3], [True] * 3)]
-    rows = pack(documents, tmp_path / "rows", window=8, vocab_size=9, made_from={})
-    target = lm.build_model(replace(TINY, num_layers=1), 0, 0)
+    monkeypatch.setattr(Labels, "of", lambda *_: small_shard())
     with pytest.raises(KeyboardInterrupt):
-        sample_all(target, rows, tmp_path, DraftTraining(threads=1), done, 5_000)
-    assert len(drawn) < 5_000
+        small_labels(tmp_path).write(done, 1)
+    assert len(list((tmp_path / "labels").iterdir())) == 5  # of the one that is whole
 
 
 @pytest.mark.parametrize("part", ["tokens", "ids", "probabilities", "documents", "wanted"])
-def test_a_damaged_shard_is_refused(tmp_path: Path, part: str) -> None:
-    write_shard(tmp_path, 0, small_shard())
-    assert len(list(tmp_path.iterdir())) == 5
-    assert ShardBatches(tmp_path, 1, 6, 0).batch(0)[0].tolist() in ([[0, 1, 2, 3], [4, 5, 6, 7]],)
-    path = tmp_path / f"shard-0000.{part}.npy"
+def test_a_damaged_shard_is_refused(tmp_path: Path, part: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Labels, "of", lambda *_: small_shard())
+    labels = small_labels(tmp_path)
+    assert labels.write(lambda *_: None, 1) == 1
+    first = ShardBatches(labels, 1, 16, 0).batch(0)[0].tolist()
+    assert sorted(first) == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    path = tmp_path / "labels" / f"shard-0000.{part}.npy"
     whole = path.read_bytes()
     for content in (b"", whole[:-1], whole[:100], whole[:-50] + bytes([whole[-50] ^ 1]) + whole[-49:]):
         path.write_bytes(content)
         with pytest.raises(ConfigError, match=rf"shard-0000\.{part}\.npy is damaged.*--resume"):
-            ShardBatches(tmp_path, 1, 6, 0)
+            ShardBatches(labels, 1, 6, 0)

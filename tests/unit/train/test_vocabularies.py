@@ -6,7 +6,6 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 import pytest
@@ -19,14 +18,14 @@ from transformers import PreTrainedTokenizerFast
 from typer.testing import CliRunner
 
 from forerun.errors import ConfigError
+from forerun.models import load_model
 from forerun.train import card as folder, commands
 from forerun.train.accelerator import end_of_text, id_type
 from forerun.train.corpus import SourceFile
-from forerun.train.data.packed import PackedDocument, PackedShard, pack
+from forerun.train.data.packed import PackedDocument, pack
 from forerun.train.defaults import DraftTraining, Pruning
-from forerun.train.draft import distil
-from forerun.train.draft.samples import read_shard
-from forerun.train.evaluate import top_probs_of, write_on
+from forerun.train.draft.samples import Labels, output_tokens_of
+from forerun.train.evaluate import write_on
 from forerun.utils.vocabulary import fingerprint
 from tools import lm, toys
 from tools.lm import Architecture
@@ -63,15 +62,14 @@ def test_ids_are_stored_in_the_type_that_holds_them() -> None:
     assert tokens.dtype == np.uint32 and tokens.tolist() == [69_000, 2, 0, LARGE - 1, 0]
 
 
-def test_a_stream_and_samples_keep_large_ids(files: list[SourceFile]) -> None:
+def test_streams_and_texts_keep_large_ids(files: list[SourceFile]) -> None:
     stream = TwoStageStream(EpochTexts.make(files, 0, 0.0, 0.0), large_tokenizer(), (8, 8), 0.0, 64)
     assert stream.batch(0, 4).max() == LARGE - 1
     model = lm.build_model(replace(NARROW, vocab_size=LARGE), 0, 0)
     with torch.no_grad():
         model.model.embed_tokens.weight[: 1 << 16] = 0.0
     prompts = torch.tensor([[69_000, 69_001]])
-    probs = top_probs_of(model, write_on(model, prompts, 3, 1.0, 0), 4)
-    assert probs.ids.dtype == np.uint32 and probs.ids.shape == (1, 4, 4) and probs.ids[0, 0].min() >= 1 << 16
+    assert write_on(model, prompts, 3, 0.0, 0)[0, -3:].min() >= 1 << 16
 
 
 @pytest.mark.slow
@@ -84,22 +82,16 @@ def test_a_draft_takes_its_targets_vocabulary(tmp_path: Path) -> None:
     made_from = {"tokenizer": fingerprint(large_tokenizer())}
     documents = [PackedDocument([69_000, 2, 0, LARGE - 1] * 4, [True] * 16) for _ in range(6)]
     rows = pack(documents, tmp_path / "rows", window=16, vocab_size=LARGE, made_from=made_from)
-    options = DraftTraining(text_batch=4, top=4, tokens=128, tokens_per_step=64, threads=1, pruning=Pruning(layers="1"))
+    options = DraftTraining(top=4, tokens=128, tokens_per_step=64, threads=1, pruning=Pruning(layers="1"))
     out, work = tmp_path / "draft", tmp_path / "work"
-    commands.train_draft(out, work, tmp_path / "target", rows.folder, options, "the command")
+    commands.train_draft(out, work, str(tmp_path / "target"), rows.folder, options, "the command")
     draft, tokenizer = folder.load_model_and_tokenizer(out)
     assert draft.config.vocab_size == LARGE == len(tokenizer)
-    assert [read_shard(work / "samples", number).tokens.dtype for number in range(2)] == [np.uint32] * 2
-
-
-def test_a_draft_of_another_target_is_no_start(tmp_path: Path) -> None:
-    sizes = replace(NARROW, vocab_size=300, hidden_size=96, num_heads=6, head_dim=16, num_layers=2)
-    target, start = lm.build_model(sizes, 0, 0), lm.build_model(replace(NARROW, vocab_size=301), 0, 0)
-    with pytest.raises(ConfigError, match="has 301 tokens and its target 300"):
-        distil.train_stages(
-            *(target, large_tokenizer(), cast(PackedShard, None), tmp_path, DraftTraining(), Console(quiet=True)),
-            (start, large_tokenizer()),
-        )
+    proposed = output_tokens_of(draft)
+    assert proposed is not None and len(proposed) == 16_384 and {0, 2, 69_000, LARGE - 1} <= set(proposed.tolist())
+    labels = Labels(load_model(tmp_path / "target"), rows, work / "samples", 4, proposed)
+    shard = labels.read(0)
+    assert shard.tokens.dtype == np.uint32 and shard.probs.ids.dtype == np.uint16
 
 
 def test_a_language_model_takes_the_vocabulary_of_the_tokenizer_it_is_given(

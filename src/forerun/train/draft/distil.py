@@ -18,6 +18,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from forerun.drafters.models.heads.fingerprint import target_fingerprint
 from forerun.models import LanguageModel, Rows, load_model
 from forerun.models.decoders import llama_refusal
 from forerun.models.loading.configuration import MASK_TOKEN
@@ -29,14 +30,22 @@ from forerun.train.accelerator import (
     products_in,
     training_device,
 )
-from forerun.train.checkpoint import DTYPE, LoopState, load_checkpoint, pin, pinned
+from forerun.train.checkpoint import DTYPE, LoopState, Weights, load_best, load_checkpoint, pin, pinned
 from forerun.train.data.packed import NO_DOCUMENT, PackedBatch, PackedShard
 from forerun.train.defaults import DraftTraining, LossName
 from forerun.train.draft.judge import HeldOutRows
 from forerun.train.draft.parallel import MaskLayout, mask_token_of, set_mask_token
 from forerun.train.draft.prune import check_size, chosen_layers, cut, narrow
-from forerun.train.draft.samples import MOST_COLUMNS, Labels, ShardBatches, frequent_tokens, output_tokens_of, restrict
-from forerun.train.evaluate import document_mask
+from forerun.train.draft.samples import (
+    MOST_COLUMNS,
+    Labels,
+    ShardBatches,
+    check_room,
+    frequent_tokens,
+    output_tokens_of,
+    restrict,
+)
+from forerun.train.evaluate import packed_inputs
 from forerun.train.loop import Batch, Evaluations, Loop, StageProgress, Workers
 from forerun.train.losses import distillation_loss
 from forerun.train.optim import Optimisers
@@ -46,6 +55,8 @@ SHARDS = "shards"
 """Key of the number of shards of soft labels that a draft learns from."""
 LAYERS = "layers"
 """Key of the layers that it keeps."""
+START = "start"
+"""Key of the fingerprint of what it starts from, whose weights that are not trained are in no checkpoint."""
 CALIBRATION = (64, 128)
 """Rows and tokens of the text that ranks layers and channels."""
 OUTPUT_TOKENS_KEPT = 16_384
@@ -92,7 +103,7 @@ class DistillationLoss:
         documents = documents[:, :-1]
         ids = ids.long()
         counted = wanted[:, 1:]
-        inputs = {"input_ids": tokens, "attention_mask": document_mask(documents)}
+        inputs = packed_inputs(draft, tokens, documents)
         mask_token = mask_token_of(draft)
         if self.parallel is not None and mask_token is not None:
             layout = MaskLayout.drawn(counted, self.parallel, int(numbers[0]))
@@ -149,7 +160,7 @@ class ImitationLoss:
         used[:, 0] = False
         used[:, 1:] &= documents[:, 1:] == documents[:, :-1]
         weight, bias = _output_rows(draft, self.output_tokens)
-        inputs = {"input_ids": tokens.long(), "attention_mask": document_mask(documents)}
+        inputs = packed_inputs(draft, tokens.long(), documents)
         wanted = states[used].float()
 
         def total(part: Tensor, of_start: Tensor) -> Tensor:
@@ -159,7 +170,7 @@ class ImitationLoss:
         with products_in(self.dtype, where):
             found = draft.base_model(**inputs, use_cache=False, output_hidden_states=True).hidden_states[1:]
             own = torch.stack([each[used].float() for each in found], 1)
-            distance = ((own - wanted).square() / wanted.var(0).clamp(min=_LEAST_VARIANCE)).mean()
+            distance = ((own - wanted).square() / wanted.var(0, correction=0).clamp(min=_LEAST_VARIANCE)).mean()
             return distance + _in_parts(total, own[:, -1], wanted[:, -1], columns=2 * len(weight))
 
 
@@ -287,6 +298,8 @@ def train_stages(
         ConfigError: the draft is too large, cannot be cut, or `run_folder` is of another run.
     """
     draft = start.weights
+    of_start = target_fingerprint(Weights(draft))
+    _switch_off_dropout(draft)
     begun = pinned(run_folder / "distil")  # a run that goes on learns the same way from the same rows
     num_layers: int = draft.config.num_hidden_layers
     kept = _prune(draft, rows, options, begun.list_of(LAYERS, int, None))
@@ -298,14 +311,13 @@ def train_stages(
         console.print(f"layers {', '.join(map(str, kept))} of {num_layers} are kept", highlight=False)
     end = options.end()
     now = time.monotonic()
+    size = model_vocabulary(draft)
+    if vocabulary is None and size < target.vocab_size:  # what the target has behind it is padding
+        vocabulary = torch.arange(size)
     labels = Labels(target, rows, run_folder / "samples", options.top, vocabulary)
-    held_out = Labels(target, rows.held_out(), run_folder / "samples", options.top, vocabulary, "held-out")
-    labels.pin()
-    shards = begun.integer(SHARDS, 0) or len(labels)
+    held_out = Labels(target, rows.held_out(), labels.folder, options.top, vocabulary, "held-out")
     half = math.inf if SHARDS in begun else now + (end - now) / 2
-    with StageProgress(console, "soft labels", shards + len(held_out), end=half) as progress:
-        held_out.write(lambda done, tokens: progress.show(done, tokens=tokens), len(held_out))
-        shards = labels.write(lambda done, tokens: progress.show(len(held_out) + done, tokens=tokens), shards, half)
+    shards = _write_labels(labels, held_out, begun.integer(SHARDS, 0) or len(labels), console, half)
     if options.parallel is not None:
         set_mask_token(draft, tokenizer, rows)
     elif mask_token_of(draft) is not None:
@@ -316,12 +328,31 @@ def train_stages(
     draft.to(training_device(options.device))
     judge = HeldOutRows(held_out, options.parallel or NUM_DRAFT_TOKENS)
     states = {}
-    run = Stages(draft, run_folder, options, dtype, judge, console)
+    run = Stages(draft, of_start, run_folder, options, dtype, judge, console)
     if kept is not None:
         quarter = end if end == math.inf else time.monotonic() + IMITATION_SHARE * (end - time.monotonic())
         states["imitation"] = run.imitate(start.name, [*kept[1:], num_layers], rows, quarter)
     states["distillation"] = run.distil(ShardBatches(labels, shards, options.tokens_per_step, options.seed), kept, end)
     return draft, states, judge
+
+
+def _write_labels(labels: Labels, held_out: Labels, shards: int, console: Console, end: float) -> int:
+    """Compute the labels that their folder lacks; return how many shards of the first are there. end: see `Labels`."""
+    labels.pin()
+    check_room(labels.folder, labels.missing_bytes(shards) + held_out.missing_bytes(len(held_out)))
+    with StageProgress(console, "soft labels", shards + len(held_out), end=end) as progress:
+        held_out.write(lambda done, tokens: progress.show(done, tokens=tokens), len(held_out))
+        return labels.write(lambda done, tokens: progress.show(len(held_out) + done, tokens=tokens), shards, end)
+
+
+def _switch_off_dropout(model: PreTrainedModel) -> None:
+    """Have training compute what inference does, and nothing that is drawn, which a resumed run would draw anew."""
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        for name, value in vars(module).items():
+            if "drop" in name and isinstance(value, float):
+                setattr(module, name, 0.0)
 
 
 def _prune(
@@ -348,9 +379,9 @@ def _vocabulary(
 ) -> Tensor | None:
     """Return the tokens that the draft will propose, int64; None for all."""
     former = output_tokens_of(draft)
-    size = model_vocabulary(draft)
+    size = min(model_vocabulary(draft), target.vocab_size)
     count = options.output_tokens
-    if count is None and former is None and size > MOST_COLUMNS:
+    if count is None and former is None and size > MOST_COLUMNS and llama_refusal(draft.config) is None:
         count = OUTPUT_TOKENS_KEPT
     return former if count is None else frequent_tokens(rows, count, size, target.eos_token_ids)
 
@@ -361,12 +392,14 @@ class Stages:
 
     Attributes:
         draft: on its device; trained in place.
+        start: fingerprint of what it was cut from, or is.
         folder: of the run.
         dtype: of products.
         judge: measures the draft on rows that it never learns from.
     """
 
     draft: PreTrainedModel
+    start: str
     folder: Path
     options: DraftTraining
     dtype: torch.dtype
@@ -389,6 +422,7 @@ class Stages:
             states.batch,
             lambda model, batch, _: losses.mean(model, batch),
             end,
+            is_over=SHARDS in pinned(self.folder / "distil"),  # which went on from its end
         )
 
     def distil(self, batches: ShardBatches, kept: Sequence[int] | None, end: float) -> LoopState:
@@ -420,13 +454,20 @@ class Stages:
         batch: Callable[[int], Batch],
         loss: Callable[[nn.Module, Batch, float], Tensor],
         end: float,
+        *,
+        is_over: bool = False,
     ) -> LoopState:
+        """Train from the checkpoint of a stage; return its state. is_over: what is there is not trained further."""
         options = self.options
         folder = self.folder / name
         optimisers = Optimisers(self.draft, options.optimisation, self.dtype)
         chosen = {key: asdict(options)[key] for key in ("learning_rate", "tokens_per_step", "pruning")}
-        pin(folder, chosen | facts | {DTYPE: dtype_name(self.dtype)})
+        pin(folder, chosen | facts | {START: self.start, DTYPE: dtype_name(self.dtype)})
         state = load_checkpoint(folder, self.draft, optimisers)
+        if is_over and state.step:
+            if state.scores and state.best_step < state.step and not state.is_finished:
+                load_best(folder, self.draft, state.best_step)
+            return state
         loop = Loop(
             folder=folder,
             model=self.draft,

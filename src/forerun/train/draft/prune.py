@@ -10,6 +10,7 @@ two other matrices.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -24,10 +25,12 @@ from forerun.models import LanguageModel
 from forerun.models.decoders import llama_refusal
 from forerun.models.families.table import description_of
 from forerun.models.loading.configuration import OUTPUT_TOKENS
+from forerun.models.spec.attention import Rope
 from forerun.models.spec.decoder import DecoderSpec, keeps_keys
+from forerun.models.spec.layer import LayerSpec
 from forerun.train.accelerator import micro_tokens, model_vocabulary
 from forerun.train.defaults import Pruning
-from forerun.utils.vocabulary import Vocabulary, check_same_tokens
+from forerun.utils.vocabulary import Vocabulary, check_same_tokens, tokens_by_id
 
 MAX_SHARE = 0.25
 """Largest share of its target's work a token that a draft may cost."""
@@ -79,20 +82,23 @@ def check_start(
 ) -> None:
     """Refuse a model to start from whose tokens are not the target's.
 
+    Its logits may be fewer or more than the target's: what lies behind the tokenizer's last token is padding.
+
     Raises:
-        ConfigError: it has fewer or more tokens than the tokenizer's.
+        ConfigError: it has no logits of some of the tokenizer's tokens.
         IncompatibleDrafterError: names the first that differs.
     """
     theirs = model_vocabulary(start)
-    if theirs != target.vocab_size:
-        raise ConfigError(
-            f"The draft to start from has {theirs:,} tokens and its target {target.vocab_size:,}. Start from a model "
-            "of the target's tokens, or leave --start out."
-        )
     check_same_tokens(
         Vocabulary("the target", target.vocab_size, tokenizer),
         Vocabulary("the draft to start from", theirs, start_tokenizer),
     )
+    used = max(tokens_by_id(tokenizer)) + 1
+    if theirs < used:
+        raise ConfigError(
+            f"The draft to start from computes {theirs:,} tokens, but its tokenizer has {used:,}. Start from a whole "
+            "model of the target's tokens, or leave --start out."
+        )
 
 
 def named_layers(text: str, num_layers: int) -> int | tuple[int, ...]:
@@ -144,11 +150,14 @@ def cut(model: PreTrainedModel, kept: Sequence[int]) -> None:
     spec, layers = _cuttable(model)
     config: Any = model.config
     for name, value in config.to_dict().items():
-        if isinstance(value, list) and len(value) == len(layers):  # such as layer_types
+        is_of_tokens = name.endswith(("token_id", "token_ids"))
+        if isinstance(value, list) and len(value) == len(layers) and not is_of_tokens:  # such as layer_types
             setattr(config, name, [value[layer] for layer in kept])
     config.num_hidden_layers = len(kept)
     after = description_of(config).served
-    if after is None or after.layers != tuple(spec.layers[layer] for layer in kept):
+    if after is None or [*map(partial(_rotated, after), after.layers)] != [
+        _rotated(spec, spec.layers[k]) for k in kept
+    ]:
         raise ConfigError(
             f"A model of type {config.model_type!r} cannot be cut to layers {', '.join(map(str, kept))}: what its "
             "layers do depends on their place. Name others by --layers, or train it whole, without --layers."
@@ -162,6 +171,14 @@ def cut(model: PreTrainedModel, kept: Sequence[int]) -> None:
                 module.layer_idx = index
     if hasattr(config, OUTPUT_TOKENS):
         delattr(config, OUTPUT_TOKENS)
+
+
+def _rotated(spec: DecoderSpec, layer: LayerSpec) -> tuple[LayerSpec, Rope | None]:
+    """Return what a layer of a decoder computes, and its rotation, wherever that stands in the decoder's list."""
+    own = layer.attention
+    if own is None or own.rope is None:
+        return layer, None
+    return replace(layer, attention=replace(own, rope=0)), spec.ropes[own.rope]
 
 
 def _cuttable(model: PreTrainedModel) -> tuple[DecoderSpec, nn.ModuleList]:

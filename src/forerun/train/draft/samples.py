@@ -6,6 +6,7 @@ Shards are written whole or not at all and depend on their number alone, so that
 from __future__ import annotations
 
 import math
+import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -20,12 +21,12 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from forerun.drafters.models.heads.fingerprint import target_fingerprint
+from forerun.drafters.models.heads.fingerprint import same_target, target_fingerprint
 from forerun.errors import ConfigError
 from forerun.models import LanguageModel, Rows
 from forerun.models.loading.configuration import OUTPUT_TOKENS
 from forerun.train.accelerator import columns_of, id_type
-from forerun.train.checkpoint import TARGET, pin
+from forerun.train.checkpoint import TARGET, pin, pinned
 from forerun.train.data.packed import PackedBatch, PackedShard
 from forerun.train.draft.parallel import check_family
 from forerun.train.evaluate import TopProbs
@@ -64,6 +65,16 @@ class Shard:
     probs: TopProbs
     documents: np.ndarray
     wanted: np.ndarray
+
+
+def check_room(folder: Path, needed: int) -> None:
+    """Raise ConfigError where a folder's disk has less room than these bytes."""
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise ConfigError(
+            f"{folder} has too little room: the target's labels take {needed / 1e6:,.0f} MB, {free / 1e6:,.0f} MB are "
+            "free. Make room there, give less data, or give an OUT on another disk."
+        )
 
 
 def frequent_tokens(rows: PackedShard, count: int, size: int, always: Iterable[int]) -> Tensor:
@@ -129,18 +140,26 @@ class Labels:
         """Write into the folder what its shards depend on, or compare that with what is there.
 
         Raises:
-            ConfigError: they are of other rows, of another target, or of another vocabulary; or the disk has no room.
+            ConfigError: they are of other rows, of another target, or of another vocabulary.
         """
+        found = target_fingerprint(self.target)
+        former = pinned(self.folder).string(TARGET, found)
+        if not same_target(former, found):
+            raise ConfigError(
+                f"{self.folder} holds labels of another target, whose weights are not these. Give that target, another "
+                "OUT, or --force to begin anew."
+            )
         vocabulary = None if self.vocabulary is None else digest(self.vocabulary.numpy().tobytes())
         made_from = {"packed": dict(self.rows.made_from), "top": self.top, "vocabulary": vocabulary}
-        pin(self.folder, made_from | {TARGET: target_fingerprint(self.target)})
+        pin(self.folder, made_from | {TARGET: found})
 
-    @property
-    def nbytes(self) -> int:
-        """Return the bytes of all shards."""
+    def missing_bytes(self, shards: int) -> int:
+        """Return about how many bytes the first shards take that the folder lacks."""
+        missing = sum(not self.path(number).exists() for number in range(shards))
         width = self.rows.window + 1
         ids = 4 if self._columns is None else 2
-        return len(self.rows) * width * (self.top * (ids + 2) + 9)
+        rows = min(missing * SHARD_ROWS[self.target.device.type], len(self.rows))
+        return rows * width * (self.top * (ids + 2) + 9)
 
     def path(self, number: int, part: str = "tokens") -> Path:
         """Return the file of one part of a shard. A shard is complete once its tokens exist."""
