@@ -79,6 +79,8 @@ def batch(
     chosen = options.named_drafter(drafter, draft_model, draft_vocab) or AUTO
     name = served_model_name or served_name(model)
     template = options.template_text(chat_template)
+    if ray.ray and settings.remember is not None:
+        raise ConfigError("--remember is for a single process, and --ray starts several. Leave it out.")
     llm = asdict(settings) | {"max_batch": engine.max_batch, "chat_template": template}
     run = {
         "model": model,
