@@ -20,6 +20,7 @@ from forerun.cli.generate import INTERRUPTED, open_llm
 from forerun.cli.options import LLMOptions, chosen_model
 from forerun.cli.output import log_memory_plan, note, note_untried
 from forerun.config import AUTO, EngineConfig, SamplingParams
+from forerun.errors import ConfigError
 from forerun.integrations.ray.plan import RayOptions
 from forerun.utils.model_names import served_name
 

@@ -1,8 +1,8 @@
 """The answers that a server has given, by tenant: kept in a file, sorted in memory, and copied from by `suffix`.
 
 As the global tree of suffix decoding (Oliaro et al., 2411.04975; Arctic Inference), which counts what followed a
-context in earlier answers. Here what was said until lately is sorted, and what came since is in an automaton; now and then, at
-low priority, all is sorted anew, without what the file has forgotten.
+context in earlier answers. Here what was said until lately is sorted, and what came since is in an automaton; now and
+then, at low priority, all is sorted anew, without what the file has forgotten.
 """
 
 from __future__ import annotations

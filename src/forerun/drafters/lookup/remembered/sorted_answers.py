@@ -9,16 +9,18 @@ from dataclasses import dataclass
 import numpy as np
 
 from forerun.drafters.lookup.rest.index import Match, SortedTokens
-from forerun.drafters.lookup.rest.index_file import sort_suffixes
+from forerun.drafters.lookup.rest.index_file import SUFFIX_BYTES, sort_suffixes
 
 MOST_MATCH = 32
 """Tokens before a position that are compared at most."""
 _DEPTH = 64
 """Tokens by which the answers are sorted: a match and what is copied after it, as long as there are several places."""
-_MOST_COUNTED = 64
+_MOST_COUNTED = 32
 """Places at which the next token is counted; of more, so many at even distances."""
-_MOST_FORKS = 8
-"""Places of a copy at which the answers differ; what comes after so many is not worth finding."""
+_MOST_FORKS = 4
+"""Places of a copy at which the answers may differ; beyond, it ends."""
+_LEAST_SHARE = 0.1
+"""Share of the places from which a copy begins that its tokens still stand for, by their counts; beyond, it ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +65,12 @@ class SortedAnswers(SortedTokens):
         self._marker = b"\xff" * width
         data = b"".join(part for answer in answers for part in (answer, self._marker))
         tokens = np.frombuffer(data, f">u{width}").astype(f"=u{width}")
-        super().__init__(data, 0, width, memoryview(sort_suffixes(tokens, _DEPTH, tick)))
+        super().__init__(data, 0, width, sort_suffixes(tokens, _DEPTH, tick).data)
 
     @property
     def nbytes(self) -> int:
         """Return the bytes of the tokens and their order."""
-        return len(self._data) + self.suffixes.nbytes
+        return len(self._data) + len(self.suffixes) * SUFFIX_BYTES
 
     def find(self, context: Sequence[int], least: int, expected: int) -> Match | None:
         """Find the longest end of a context that occurs, of `least` to `MOST_MATCH` tokens.
@@ -89,14 +91,15 @@ class SortedAnswers(SortedTokens):
         first = match.first
         last = match.last
         length = match.length
-        for _ in range(_MOST_FORKS):
+        share = 1.0
+        for num_forks in range(_MOST_FORKS + 1):
             left = count - len(copied.token_ids)
             if left <= 0:
                 break
             alone = last - first == 1 or length >= _DEPTH  # those that are equal so far stand in the order of time
             common = self._common(first, last, length, left if alone else min(left, _DEPTH - length), alone)
             copied.add(common, length, last - first, last - first)
-            if alone or len(common) == left:
+            if alone or len(common) == left or num_forks == _MOST_FORKS:
                 break
             length += len(common)
             if length < _DEPTH:
@@ -104,6 +107,9 @@ class SortedAnswers(SortedTokens):
                 if fork is None:
                     break
                 token, times, total = fork
+                share *= times / total
+                if share < _LEAST_SHARE:
+                    break
                 first, last = self._narrowed(first, last, length, token)
                 copied.add([int.from_bytes(token)], length, times, total)
                 length += 1

@@ -127,7 +127,7 @@ class Index(SortedTokens):
     @property
     def nbytes(self) -> int:
         """Return the bytes that may lie in memory: the file's, and the suffix array of a compact one."""
-        return self.tokens.nbytes + self.suffixes.nbytes
+        return self.tokens.nbytes + int(self.suffixes.nbytes)
 
     def find(self, context: Seq[int], min_ngram: int, max_ngram: int) -> Match | None:
         """Find the longest n-gram at the context's end that the corpus holds inside one document.
