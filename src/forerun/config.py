@@ -419,8 +419,9 @@ class SamplingParams:
         None,
         "Whose request this is. A drafter that is told to share text between requests shares it among those of "
         "one tenant alone, and nothing of or with a request that names none: how fast tokens come can tell a "
-        "client what others' text holds. Keys and values of prompts that begin alike are shared among requests of "
-        "one tenant, and among those that name none; the queue is fair to tenants. It never alters the output.",
+        "client what others' text holds. Keys and values of prompts that begin alike, and remembered answers, are "
+        "shared among requests of one tenant, and among those that name none; the queue is fair to tenants. It never "
+        "alters the output.",
     )
     priority: int = option(
         0,

@@ -237,6 +237,8 @@ class Suffix(CopyDrafter):
     def reset(self) -> None:
         if self._tenants is not None:
             self._tenants = Tenants(self._max_shared_tokens)
+        if self._remembered is not None:
+            self._remembered.reset()
 
     def _copy(self, sequence: Sequence, count: int) -> tuple[list[int], list[int]]:
         self._read(sequence, len(sequence.token_ids))

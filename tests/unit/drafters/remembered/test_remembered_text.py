@@ -102,6 +102,31 @@ def test_much_is_sorted_in_another_thread_and_found_then(tmp_path: Path, monkeyp
         assert copied(text, [*ANSWER[:5], 7], None) == [[8, 9]]
 
 
+def test_few_tenants_are_in_memory_and_others_come_back_when_they_ask(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remembered_text, "_MOST_TENANTS", 3)
+    with opened(tmp_path / "answers") as text:
+        for number in range(8):
+            text.write([number, *ANSWER], 0, f"key {number}")
+    with opened(tmp_path / "answers") as text:
+        assert len(text._tenants) == 3
+        assert copied(text, [7, 100], "key 7") == [ANSWER[1:7]]
+        assert copied(text, [1, 100], "key 1") == []
+        text.settle()
+        assert copied(text, [1, 100], "key 1") == [ANSWER[1:7]]
+        assert len(text._tenants) == 3
+
+
+def test_after_an_interrupt_what_is_new_is_sorted(tmp_path: Path) -> None:
+    with opened(tmp_path / "answers") as text:
+        text.write(ANSWER, 0, None)
+        text.reset()
+        text.settle()
+        assert text._new == []
+        assert copied(text, ANSWER[:5], None) == [ANSWER[5:11]]
+
+
 def test_a_disk_that_fails_is_told_once_and_costs_answers_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 
 from forerun.drafters.lookup.remembered.answer_file import TENANT_BYTES, AnswerFile
@@ -26,6 +27,8 @@ CONTEXT_TOKENS = MOST_MATCH
 """Tokens of a prompt's end that are kept before the answer, by which its beginning is found."""
 _MOST_NEW = 65_536
 """Tokens in automata, after which all is sorted anew; and what is sorted while the file is opened."""
+_MOST_TENANTS = 256
+"""Tenants whose answers are in memory, the last ones; those of others are sorted when they ask again."""
 _PAUSE = 60.0
 """Seconds without writing after it has failed."""
 _NICENESS = 19
@@ -79,14 +82,15 @@ class RememberedText(Closing):
         self._file = AnswerFile(path, num_bytes, vocab_size, fingerprint, default_bytes=default_bytes)
         self._tenants: dict[bytes, TenantText] = {}
         self._new: list[tuple[int, bytes, list[int]]] = []  # number, tenant and tokens of the answers in automata
-        self._lost: set[bytes] = set()  # tenants of which something is forgotten since it was sorted
+        self._due: set[bytes] = set()  # tenants who ask, or of whom something is forgotten since it was sorted
         self._lock = threading.Lock()  # of all these, against the thread that sorts
         self._sorter = ThreadPoolExecutor(1, "remember", _lower_priority)
         self._is_sorting = False
         self._is_closed = False
         self._resumes = 0.0  # when writing is tried again
         stored = [each for segment in self._file.stored for each in segment]
-        self._lost.update(each.tenant for each in stored)
+        self._known = dict.fromkeys(each.tenant for each in reversed(stored))  # tenants of the file, and perhaps more
+        self._due.update(islice(self._known, _MOST_TENANTS))
         if self._file.num_tokens <= _MOST_NEW:
             self._sort()
         else:
@@ -106,6 +110,11 @@ class RememberedText(Closing):
 
     def position(self, tenant: str | None) -> RememberedPosition:
         """Return the position of a new sequence of this tenant."""
+        name = _name(tenant)
+        if name not in self._tenants and name in self._known:
+            with self._lock:
+                self._due.add(name)
+            self._sort_soon()
         return RememberedPosition(self, tenant)
 
     def write(self, token_ids: Sequence[int], num_prompt: int, tenant: str | None) -> None:
@@ -129,12 +138,21 @@ class RememberedText(Closing):
                     *(_PAUSE, self._file.path, failure.strerror or failure),
                 )
                 return
-            self._lost.update(each.tenant for each in forgotten)
+            self._due.update(each.tenant for each in forgotten if each.tenant in self._tenants)
+            self._known[name] = None
             self._new.append((self._file.stored[-1][-1].number, name, token_ids))
-            self._tenants.setdefault(name, TenantText()).add(token_ids)
+            text = self._tenants[name] = self._tenants.pop(name, None) or TenantText()  # the last one in their order
+            text.add(token_ids)
             is_due = bool(forgotten) or sum(len(each) for _, _, each in self._new) > _MOST_NEW
         if is_due:
             self._sort_soon()
+
+    def reset(self) -> None:
+        """Drop what an interrupted `write` may have left half written; it is sorted instead."""
+        with self._lock:
+            for _, name, _ in self._new:
+                self._tenants.setdefault(name, TenantText()).new = SuffixAutomaton()
+        self._sort_soon()
 
     def settle(self) -> None:
         """Wait until what is to be sorted is, for some seconds at most."""
@@ -165,16 +183,18 @@ class RememberedText(Closing):
             self._is_sorting = False
 
     def _sort(self) -> None:
-        """Sort the answers of each tenant of which some are new or forgotten."""
+        """Sort the answers of each tenant of which some are new or forgotten, and of those who ask again."""
         with self._lock:
-            changed = self._lost | {name for _, name, _ in self._new}
-            self._lost = set()
+            changed = self._due | {name for _, name, _ in self._new}
+            self._due = set()
             if not self._file.is_whole:
                 return
             last = max((number for number, _, _ in self._new), default=0)
             answers: dict[bytes, list[bytes]] = {}
+            self._known = {}
             for segment in self._file.stored:
                 for stored in segment:
+                    self._known[stored.tenant] = None
                     if stored.tenant in changed:
                         answers.setdefault(stored.tenant, []).append(self._file.tokens(stored))
         for name in sorted(changed):
@@ -191,6 +211,8 @@ class RememberedText(Closing):
                 self._new = [each for each in self._new if each[1] != name or each[0] > last]
                 if old is None and not since:
                     del self._tenants[name]
+                while len(self._tenants) > _MOST_TENANTS:
+                    del self._tenants[next(iter(self._tenants))]
 
     def _tick(self, share: float) -> None:
         if self._is_closed:
