@@ -301,5 +301,7 @@ def _longest_copy(length: int) -> int:
 
 def _remembered_level(length: int, count: int, total: int) -> int:
     """Return the level of a remembered token after a match of this length, which came at `count` of `total` places."""
-    share = (2 if total == 1 else 3) if count == total else int(2 * count >= total)
+    share = int(2 * count >= total)
+    if count == total:
+        share = 2 if total == 1 else 3
     return len(COPY_RATES) + len(SHARE_FACTORS) * level_of(length) + share
