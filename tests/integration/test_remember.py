@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from forerun import LLM, ConfigError
+from forerun import LLM, ConfigError, SamplingParams
 from forerun.engine import Generation
 
 PROMPT = "def quicksort(items):"
@@ -42,25 +42,22 @@ def test_what_was_answered_is_drafted_after_a_restart(tmp_path: Path, drafter: s
 
 def test_requests_together_keep_their_texts(tmp_path: Path) -> None:
     prompts = [PROMPT, "def merge(left, right):", "import os", "class Tree:"]
-    options = {"temperature": 1, "seed": 5, "max_tokens": 32}
+    params = SamplingParams(temperature=1, seed=5, max_tokens=32)
     with LLM("bundled", "suffix") as llm:
-        plain = [each.token_ids for each in llm.generate(prompts, use_tqdm=False, **options)]
+        plain = [each.token_ids for each in llm.generate(prompts, params, use_tqdm=False)]
     for _ in range(2):
         with LLM("bundled", "suffix", remember=tmp_path / "answers") as llm:
             for _ in range(2):
-                assert [each.token_ids for each in llm.generate(prompts, use_tqdm=False, **options)] == plain
+                assert [each.token_ids for each in llm.generate(prompts, params, use_tqdm=False)] == plain
 
 
 @pytest.mark.parametrize(
-    ("drafter", "options"),
-    [(None, {}), ("draft-model", {}), ("prompt-lookup", {}), ("suffix", {"num_draft_tokens": 0})],
+    ("drafter", "k"), [(None, None), ("draft-model", None), ("prompt-lookup", None), ("suffix", 0)]
 )
-def test_without_a_drafter_that_reads_it_is_an_error(
-    tmp_path: Path, drafter: str | None, options: dict[str, int]
-) -> None:
+def test_without_a_drafter_that_reads_it_is_an_error(tmp_path: Path, drafter: str | None, k: int | None) -> None:
     for _ in range(2):  # the file is not held by the one that failed
         with pytest.raises(ConfigError, match=r"copies nothing from answers of the past. Give a drafter that does"):
-            LLM("bundled", drafter, remember=tmp_path / "answers", **options)
+            LLM("bundled", drafter, remember=tmp_path / "answers", num_draft_tokens=k)
 
 
 def test_wrong_options_and_files_are_errors(tmp_path: Path) -> None:
@@ -88,7 +85,7 @@ while True:
 def test_a_killed_process_leaves_what_it_answered(tmp_path: Path) -> None:
     path = tmp_path / "answers"
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-c", _PROGRAM, path]
+    command = [sys.executable, "-c", _PROGRAM, str(path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
         assert process.stdout is not None
         first = int(process.stdout.readline())

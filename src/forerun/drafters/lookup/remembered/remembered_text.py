@@ -141,7 +141,8 @@ class RememberedText(Closing):
             self._due.update(each.tenant for each in forgotten if each.tenant in self._tenants)
             self._known[name] = None
             self._new.append((self._file.stored[-1][-1].number, name, token_ids))
-            text = self._tenants[name] = self._tenants.pop(name, None) or TenantText()  # the last one in their order
+            text = self._tenants.pop(name) if name in self._tenants else TenantText()
+            self._tenants[name] = text  # the last one in their order
             text.add(token_ids)
             is_due = bool(forgotten) or sum(len(each) for _, _, each in self._new) > _MOST_NEW
         if is_due:
