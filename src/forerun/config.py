@@ -232,6 +232,8 @@ MEMORY_LOG = "forerun.memory"
 
 PROMPT_CACHE_SIZE = 8.0
 """GiB of the files of `prompt_cache`."""
+REMEMBER_SIZE = 16.0
+"""MiB of a new file of `remember`."""
 PREFILL_CHUNK = 256
 """Prompt tokens a sequence computes in one step."""
 MAX_BATCH = 32
@@ -287,6 +289,19 @@ class EngineConfig(Checked):
         above=True,
         default_text="8",
     )
+    remember: str | None = option(
+        None,
+        "A file of your own that keeps answers, as token ids, beyond a restart: suffix matches copy from those of the "
+        "request's tenant. It is made if it is missing; one process at a time may have it.",
+        metavar="FILE",
+    )
+    remember_size: float | None = option(
+        None,
+        "MiB that it takes. The oldest answers are forgotten. A file of another size is written anew.",
+        low=0.04,
+        high=4096,
+        default_text="as it is, 16 at first",
+    )
     acceptance: str | None = option(
         None,
         "Name of a verification rule. Greedy requests and those with a seed are verified exactly whatever it is.",
@@ -304,6 +319,8 @@ class EngineConfig(Checked):
             raise ConfigError(
                 f"prompt_cache_size is {self.prompt_cache_size:g}, but no prompt_cache is given. Give its folder."
             )
+        if self.remember_size is not None and self.remember is None:
+            raise ConfigError(f"remember_size is {self.remember_size:g}, but remember is not given. Give its file.")
 
 
 @hinted(SamplingError)
@@ -402,8 +419,9 @@ class SamplingParams:
         None,
         "Whose request this is. A drafter that is told to share text between requests shares it among those of "
         "one tenant alone, and nothing of or with a request that names none: how fast tokens come can tell a "
-        "client what others' text holds. Keys and values of prompts that begin alike are shared among requests of "
-        "one tenant, and among those that name none; the queue is fair to tenants. It never alters the output.",
+        "client what others' text holds. Keys and values of prompts that begin alike, and remembered answers, are "
+        "shared among requests of one tenant, and among those that name none; the queue is fair to tenants. It never "
+        "alters the output.",
     )
     priority: int = option(
         0,

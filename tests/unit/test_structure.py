@@ -10,16 +10,16 @@ import structure
 from forerun.kernels.cpu import native
 
 MOST: dict[str, float] = {
-    "files in src": 463,
+    "files in src": 468,
     "top-level entries": 19,
-    "options with a flag": 358,
-    "options of all kinds": 479,
+    "options with a flag": 365,
+    "options of all kinds": 492,
     "class names defined more than once": 0,
-    "words of documents": 44_400,
+    "words of documents": 44_700,
     "tuple assignments in 1,000 statements": 2.2,
     "nested conditional expressions": 0,
-    "imports inside functions": 339,
-    "lambdas": 309,
+    "imports inside functions": 342,
+    "lambdas": 321,
     "depth of classes": 4,
     "public names in several modules": 2,
 }

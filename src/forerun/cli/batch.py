@@ -20,6 +20,7 @@ from forerun.cli.generate import INTERRUPTED, open_llm
 from forerun.cli.options import LLMOptions, chosen_model
 from forerun.cli.output import log_memory_plan, note, note_untried
 from forerun.config import AUTO, EngineConfig, SamplingParams
+from forerun.errors import ConfigError
 from forerun.integrations.ray.plan import RayOptions
 from forerun.utils.model_names import served_name
 
@@ -79,6 +80,8 @@ def batch(
     chosen = options.named_drafter(drafter, draft_model, draft_vocab) or AUTO
     name = served_model_name or served_name(model)
     template = options.template_text(chat_template)
+    if ray.ray and settings.remember is not None:
+        raise ConfigError("--remember is for a single process, and --ray starts several. Leave it out.")
     llm = asdict(settings) | {"max_batch": engine.max_batch, "chat_template": template}
     run = {
         "model": model,

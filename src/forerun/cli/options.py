@@ -70,6 +70,8 @@ class LLMOptions(Checked):
     prefix_reuse: str = option_like(EngineConfig, "prefix_reuse", AUTO, default_text=AUTO)
     prompt_cache: str | None = option_like(EngineConfig, "prompt_cache", None, default_text="none")
     prompt_cache_size: float | None = option_like(EngineConfig, "prompt_cache_size", None, default_text="8")
+    remember: str | None = option_like(EngineConfig, "remember", None, default_text="none")
+    remember_size: float | None = option_like(EngineConfig, "remember_size", None, default_text="as it is, 16 at first")
     dtype: str = option(DEFAULT_DTYPE, f"Number format of weights and cache: {', '.join(DTYPES)}.")
     device: str = option("cpu", f"Where to compute: {DEVICES}.")
     quantize: str | None = option(
@@ -108,7 +110,10 @@ class LLMOptions(Checked):
         check_one_process(self.tensor_parallel_size)
 
 
-LLM_TYPED = ("num_draft_tokens", "dtype", "device", "quantize", "kv_cache_dtype", "adapter", "max_model_len")
+LLM_TYPED = (
+    *("num_draft_tokens", "dtype", "device", "quantize", "kv_cache_dtype", "adapter", "max_model_len"),
+    "remember",
+)
 """Fields of LLMOptions with a flag in commands that generate; the others are keys of the configuration file."""
 OF_SERVERS = ("prefix_reuse", "prompt_cache", "prompt_cache_size", "tensor_parallel_size")
 """Fields of LLMOptions that `serve` alone has."""

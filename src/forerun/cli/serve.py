@@ -62,7 +62,7 @@ def served_drafters(
 _REPEATABLE = "Repeatable: requests choose by name, the first is the default."
 _LLM_TYPED = (
     *("acceptance", "cache_memory", "prefix_reuse", "prompt_cache", "prompt_cache_size", "max_model_len"),
-    "tensor_parallel_size",
+    *("remember_size", "tensor_parallel_size"),
 )
 _SERVER_TYPED = (
     *("host", "port", "api_key", "metrics_key", "allowed_host", "trust_priority", "request_timeout", "journal"),

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence as Seq
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from forerun.config import NumDraftTokens, SamplingParams
 from forerun.errors import ForerunError
@@ -17,6 +17,9 @@ from forerun.models.loading.source import find_source
 from forerun.speculation import AutomaticPolicy, CostModel, DraftChooser, SpeculationPolicy, TrimmingPolicy
 from forerun.types import Draft, Needs, Pool, Sequence, Step
 from forerun.utils.json_file import Fields
+
+if TYPE_CHECKING:
+    from forerun.drafters.lookup.remembered.remembered_text import RememberedText
 
 TRAINING_RECORD = "training.json"
 """In the folder of a head or model that forerun trained: how, and how good it is."""
@@ -145,12 +148,14 @@ class Binding:
         tokenizer: the target's; None if it has none.
         seed: for the draws of the drafter; never the seed of the engine's noise, which must be independent.
         prefix_reuse: whether models that draft may take over what they computed for other requests of the same tenant.
+        remembered: the target's answers of the past, of which what copies may copy; None: none are kept.
     """
 
     target: LanguageModel
     tokenizer: Any = None
     seed: int | None = None
     prefix_reuse: bool = True
+    remembered: RememberedText | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Hashable, Sequence as Seq
 from dataclasses import replace
 from time import perf_counter
 from types import FrameType, TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from forerun import verification
 from forerun.config import EngineConfig, SamplingParams
@@ -28,6 +28,9 @@ from forerun.sampling.grammar import Grammars
 from forerun.sampling.json_schemas import ALL_HELD
 from forerun.speculation import SpeculationPolicy
 from forerun.types import Constraint
+
+if TYPE_CHECKING:
+    from forerun.drafters.lookup.remembered.remembered_text import RememberedText
 
 # Ctrl-C waits until a step is done, so that no state is left half written.
 
@@ -82,6 +85,7 @@ class Engine:
         policy: decides how much is drafted, and keeps the drafter at K = 0; None: as `config` says.
         bounds_memory: bound the pools of target and drafter (`bound_memory`); False: that is done, or is to be.
         clock: seconds, by which the scheduler learns how long steps take.
+        remembered: keeps the answers, and is closed with the engine.
 
     Attributes:
         outputs: the outputs of the steps, until the caller takes them from the front.
@@ -101,6 +105,7 @@ class Engine:
         policy: SpeculationPolicy | None = None,
         bounds_memory: bool = True,
         clock: Callable[[], float] = perf_counter,
+        remembered: RememberedText | None = None,
     ) -> None:
         if drafter is not None:
             check_drafter(drafter)
@@ -117,7 +122,8 @@ class Engine:
         self.memory = KVCacheManager(target, self.config)
         # K = 0 is plain decoding, without the drafter. An explicit policy decides for itself, and keeps the drafter.
         drafting = drafter if self.config.num_draft_tokens or policy is not None else None
-        self._loop = StepLoop(target, drafting, self.config, policy, self.memory, self._texts, clock)
+        self._loop = StepLoop(target, drafting, self.config, policy, self.memory, self._texts, clock, remembered)
+        self._remembered = remembered
         self.scheduler, self.outputs, self.faults = self._loop.scheduler, self._loop.outputs, self._loop.faults
         self._ids = itertools.count()
         self._ending: list[SequenceState] = []  # sequences that are to leave before they are finished
@@ -282,6 +288,8 @@ class Engine:
             self._loop.under_way, self._ending = [], []
             self.outputs.clear()
         self.memory.close()
+        if self._remembered is not None:
+            self._remembered.close()
 
     def _recover(self, error: Exception | None = None) -> None:
         """End the sequences that are to end. After an interrupted step, roll its sequences back, or end them, first.

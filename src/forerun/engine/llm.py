@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence as Seq
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import cached_property
 from inspect import signature
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Self, TypeAlias, overload
+from typing import TYPE_CHECKING, Any, Self, TypeAlias, overload
 
 import torch
 from torch import nn
@@ -26,6 +26,7 @@ from forerun.config import (
     MEMORY_LOG,
     OFF,
     PREFILL_CHUNK,
+    REMEMBER_SIZE,
     EngineConfig,
     MaxModelLen,
     NumDraftTokens,
@@ -71,6 +72,10 @@ from forerun.utils.fields import described
 from forerun.utils.files import Closing
 from forerun.utils.habits import ON_GPUS, Hinted, translated
 from forerun.utils.json_file import Fields
+from forerun.utils.machine import MIB
+
+if TYPE_CHECKING:
+    from forerun.drafters.lookup.remembered.remembered_text import RememberedText
 
 _log = logging.getLogger(MEMORY_LOG)
 Chosen: TypeAlias = str | Path | Drafter | None
@@ -209,6 +214,13 @@ def _check_tokenizer(given: Drafters, binding: Binding) -> None:
         raise DrafterError("the target was loaded without its tokenizer. Give LLM its name, or the tokenizer.")
 
 
+def _no_reader(file: str | None, drafter: str | None) -> str:
+    return (
+        f"remember is {file!r}, but {drafter or 'plain decoding'} copies nothing from answers of the past. Give a "
+        f"drafter that does, {DEFAULT_DRAFTER} or a hybrid with it, or leave remember out."
+    )
+
+
 _DRAFTER_SEED = 0x6A09E667F3BCC908
 """Keeps the drafter's draws apart from the engine's: rejection is exact only if the two are independent."""
 
@@ -244,6 +256,8 @@ class LLM(Closing, Hinted):
             suffices; "off" keeps none; "auto" does where the model is exact, so that it changes no bit.
         prompt_cache: a folder of your own, in which these keys and values outlast this process; None: none does. Its
             files stay when the prefix cache is reset. prompt_cache_size: GiB that they may take; None: 8.
+        remember: a file of your own in which answers outlast this process, as token ids: suffix matches copy from those
+            of the request's tenant. remember_size: MiB that it takes; None: as it is, 16 at first.
         tokenizer: replaces the one beside the target; or the folder or id that it is beside.
         chat_template: a chat template in place of the model's: its text, or the path of its file.
         adapter: the folder of a PEFT LoRA adapter, merged into the target when it is loaded (extra `peft`). A tokenizer
@@ -290,6 +304,8 @@ class LLM(Closing, Hinted):
         prefix_reuse: str = AUTO,
         prompt_cache: str | Path | None = None,
         prompt_cache_size: float | None = None,
+        remember: str | Path | None = None,
+        remember_size: float | None = None,
         tokenizer: Any = None,
         chat_template: str | Path | None = None,
         adapter: str | Path | None = None,
@@ -313,6 +329,8 @@ class LLM(Closing, Hinted):
             prefix_reuse=prefix_reuse,
             prompt_cache=None if prompt_cache is None else str(prompt_cache),
             prompt_cache_size=prompt_cache_size,
+            remember=None if remember is None else str(remember),
+            remember_size=remember_size,
             acceptance=acceptance,
             seed=seed,
             num_draft_tokens=AUTO if num_draft_tokens is None else num_draft_tokens,
@@ -340,24 +358,66 @@ class LLM(Closing, Hinted):
     ) -> None:
         """Make the drafter and the engine. given: what `chosen` was made of. takes_written: a K that the drafter's text
         has is the engine's."""
+        with ExitStack() as opening:
+            remembered = None
+            if config.remember is not None:
+                remembered = opening.enter_context(self._open_remembered(config.remember, config, chosen))
+            config = self._bind_drafter(chosen, given, config, takes_written, remembered)
+            if remembered is not None and not remembered.is_read:
+                raise ConfigError(_no_reader(config.remember, self.drafter_name))
+            bound_memory(self.target, self.drafter, config, max_model_len)
+            if reason := self.target.context_reason:
+                _log.info("contexts up to %s tokens: %s", f"{self.target.context_length:,}", reason)
+            if self.drafter is not None and config.num_draft_tokens == AUTO:
+                calibrate(self.target, self.drafter)
+            self.engine = Engine(
+                self.target,
+                self.drafter,
+                tokenizer=self.tokenizer,
+                config=config,
+                bounds_memory=False,
+                remembered=remembered,
+            )
+            opening.pop_all()
+        self.shared = SharedEngine(self.engine)
+
+    def _open_remembered(self, file: str, config: EngineConfig, chosen: Chosen) -> RememberedText:
+        """Open the file of answers. Raises ConfigError as `RememberedText`, and where nothing is drafted."""
+        from forerun.drafters.lookup.remembered.remembered_text import RememberedText
+        from forerun.utils.vocabulary import fingerprint
+
+        if chosen is None or config.num_draft_tokens == 0:
+            raise ConfigError(_no_reader(file, None))
+        size = None if config.remember_size is None else int(config.remember_size * MIB)
+        return RememberedText(
+            Path(file),
+            size,
+            self.target.vocab_size,
+            fingerprint(self.tokenizer),
+            default_bytes=int(REMEMBER_SIZE * MIB),
+        )
+
+    def _bind_drafter(
+        self,
+        chosen: Chosen,
+        given: Drafters,
+        config: EngineConfig,
+        takes_written: bool,
+        remembered: RememberedText | None,
+    ) -> EngineConfig:
+        """Make the drafter and bind it to the target. Returns the options with the K that its text has, if any."""
         self.drafter: Drafter | None = None
         self.drafter_name: str | None = None
         if chosen is not None:
             if config.num_draft_tokens == AUTO:
                 check_costs(self.target)
             own_seed = None if config.seed is None else config.seed ^ _DRAFTER_SEED
-            binding = Binding(self.target, self.tokenizer, own_seed, config.prefix_reuse != OFF)
+            binding = Binding(self.target, self.tokenizer, own_seed, config.prefix_reuse != OFF, remembered)
             chosen, self.drafter, written = _make_drafter(chosen, given, binding)
             self.drafter_name = str(chosen) if isinstance(chosen, (str, Path)) else type(chosen).__name__
             if takes_written and written is not None:
                 config = replace(config, num_draft_tokens=written)
-        bound_memory(self.target, self.drafter, config, max_model_len)
-        if reason := self.target.context_reason:
-            _log.info("contexts up to %s tokens: %s", f"{self.target.context_length:,}", reason)
-        if self.drafter is not None and config.num_draft_tokens == AUTO:
-            calibrate(self.target, self.drafter)
-        self.engine = Engine(self.target, self.drafter, tokenizer=self.tokenizer, config=config, bounds_memory=False)
-        self.shared = SharedEngine(self.engine)
+        return config
 
     @classmethod
     def from_pretrained(cls, model: str | Path, **options: Any) -> Self:
@@ -386,7 +446,7 @@ class LLM(Closing, Hinted):
         return all(emptied)
 
     def close(self) -> None:
-        """Discard requests that are not finished."""
+        """Discard requests that are not finished, and close the file of `remember`."""
         self.engine.close()
 
     @property

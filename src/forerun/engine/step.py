@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Sequence as Seq
 from dataclasses import replace
 from time import perf_counter
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -36,6 +37,9 @@ from forerun.speculation import (
 )
 from forerun.types import Draft, Needs, Sequence, Verdict
 from forerun.utils.device import DeviceFaults
+
+if TYPE_CHECKING:
+    from forerun.drafters.lookup.remembered.remembered_text import RememberedText
 
 _log = logging.getLogger(__name__)
 _NO_NEEDS = Needs()
@@ -71,9 +75,11 @@ class StepLoop:
         memory: KVCacheManager,
         texts: TokenTexts | None,
         clock: Callable[[], float],
+        remembered: RememberedText | None = None,
     ) -> None:
         self._target, self._drafter, self._config = target, drafter, config
         self._memory, self._texts, self._clock = memory, texts, clock
+        self._remembered = remembered
         self._needs = _NO_NEEDS if drafter is None else drafter.needs
         self._is_asleep = False  # the drafter is not told of the present step
         self._rests = False  # nor the policy of its outcomes
@@ -475,6 +481,8 @@ class StepLoop:
             output = state.result(self._texts) if state.error is None else state.failure(state.error)
         except Exception as error:  # of a tokenizer that cannot decode it
             output = state.failure(error)
+        if self._remembered is not None and state.error is None:
+            self._remembered.write(state.sequence.token_ids, state.sequence.num_prompt, state.sequence.params.tenant)
         # in one line, between whose parts no interrupt can come
         state.has_left = self.outputs.append(output) is None  # type: ignore[func-returns-value]
 

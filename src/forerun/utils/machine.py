@@ -69,6 +69,7 @@ def _quotas(root: Path) -> Iterator[int]:
 # what one process maps, whether it is written or not.
 
 GIB = 2**30
+MIB = 2**20
 _V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_")
 _V2 = ("memory.max", "memory.current", "")
 """Of each version of cgroups which files hold limit and use, and how names in its statistics begin."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from forerun.config import SamplingParams
-from forerun.drafters.lookup.copy_drafter import CopyDrafter
+from forerun.drafters.lookup.copy_drafter import CopyDrafter, level_of
 from forerun.types import Draft, Sequence, Step, Verdict
 
 PRIOR = (0.5, 0.5, 0.5, 0.5)
@@ -23,14 +23,14 @@ class Copier(CopyDrafter):
     def drafted(
         self, sequence: Sequence, token_ids: list[int], lengths: list[int], min_acceptance_prob: float
     ) -> Draft:
-        self.copy = token_ids, lengths
+        self.copy = token_ids, [*map(level_of, lengths)]
         return self.draft([sequence], [len(token_ids)], min_acceptance_prob)[0]
 
     def observe(self, sequence: Sequence) -> None:
         self.commit([Step(sequence, Draft(), Verdict([], 0), 0)])
 
     def rate(self, length: int) -> float:
-        return self._rates.rate(length.bit_length())
+        return self._rates.rate(level_of(length))
 
 
 def sequence() -> Sequence:

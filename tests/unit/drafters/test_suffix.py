@@ -10,7 +10,8 @@ import pytest
 from forerun.config import SamplingParams
 from forerun.drafters import Suffix
 from forerun.drafters.lookup.copy_drafter import COPY_RATES
-from forerun.drafters.lookup.suffix import LENGTH_BASE, LENGTH_FACTOR, SharedText, SuffixAutomaton, Tenants
+from forerun.drafters.lookup.suffix import LENGTH_BASE, LENGTH_FACTOR, SharedText, Tenants
+from forerun.drafters.lookup.suffix_automaton import SuffixAutomaton
 from forerun.errors import ConfigError, SamplingError
 from forerun.types import Draft, Sequence, Step, Verdict
 

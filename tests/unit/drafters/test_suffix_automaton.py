@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from forerun.drafters.lookup.suffix import ROOT, SuffixAutomaton
+from forerun.drafters.lookup.suffix_automaton import ROOT, SuffixAutomaton
 
 ALL = 10**9
 

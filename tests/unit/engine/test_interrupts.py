@@ -13,7 +13,7 @@ from doubles import FakeModel, Scripted
 from forerun import LLM, SamplingParams
 from forerun.config import EngineConfig
 from forerun.drafters import Suffix
-from forerun.drafters.lookup.suffix import ROOT, SuffixAutomaton
+from forerun.drafters.lookup.suffix_automaton import ROOT, SuffixAutomaton
 from forerun.engine import Engine
 from forerun.engine.engine import HeldInterrupts
 from forerun.errors import InterruptedRequestError

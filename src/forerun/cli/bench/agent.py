@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from forerun.cli import options
 from forerun.cli.bench.shared import CompareOptions, JsonFile, begin, open_plain, print_report, say
@@ -13,6 +16,18 @@ from forerun.cli.options import LLMOptions, choose_drafters, chosen_model
 from forerun.config import AUTO
 from forerun.lab.bench.tables import Report, Table
 from forerun.lab.results.files import without_folders
+
+if TYPE_CHECKING:
+    from forerun.engine import LLM
+    from forerun.lab.bench.prompts import BenchPrompt
+
+
+SecondDay = Annotated[
+    bool,
+    typer.Option(
+        "--second-day", help="Measure a second day on the same files instead: drafters with and without --remember."
+    ),
+]
 
 
 @with_flags
@@ -23,6 +38,7 @@ def agent(
         CompareOptions, Flags("drafters", "max_tokens", base=CompareOptions(drafters=AUTO, max_tokens=32))
     ],
     threads: options.Threads = None,
+    second_day: SecondDay = False,
     json: JsonFile = None,
 ) -> None:
     """Replay a coding agent: the first token by turn, cache hits, drafters, restarts with and without the disk."""
@@ -35,14 +51,14 @@ def agent(
     plain = open_plain(model, LLMOptions(), prefix_reuse="on")
     most = compared.max_tokens
     prompts = bench.encode_turns(plain, bench.conversation(), most)
-    with TemporaryDirectory(prefix="forerun-") as folder:
-        turns, drafters, restarts = bench.measure_agent(plain, chosen, prompts, most, Path(folder), say)
     name = f"{without_folders(model)}, answers up to {most} tokens"
-    tables = [
-        Table.of(f"{name}: {next(iter(chosen))}, turn by turn", bench.TURN_COLUMNS, turns),
-        Table.of(f"{name}: all turns", bench.DRAFTER_COLUMNS, drafters),
-        Table.of(f"{name}: after a restart", bench.RESTART_COLUMNS, restarts),
-    ]
+    if second_day:
+        next_day = bench.encode_turns(plain, bench.conversation(task=bench.NEXT_TASK), most)
+        with TemporaryDirectory(prefix="forerun-") as folder:
+            days = bench.measure_second_day(plain, chosen, prompts, next_day, most, Path(folder), say)
+        tables = [Table.of(f"{name}: the second day on the same files", bench.DAY_COLUMNS, days)]
+    else:
+        tables = _one_day(plain, chosen, prompts, most, name)
     report = Report(
         "agent",
         tables,
@@ -52,3 +68,18 @@ def agent(
         prompt_facts("agent", prompts),
     )
     print_report(report, watch, json)
+
+
+def _one_day(
+    plain: LLM, chosen: Mapping[str, str], prompts: Sequence[BenchPrompt], most: int, name: str
+) -> list[Table]:
+    """Return the tables of one day, and of restarts."""
+    from forerun.lab.bench import agent as bench
+
+    with TemporaryDirectory(prefix="forerun-") as folder:
+        turns, drafters, restarts = bench.measure_agent(plain, chosen, prompts, most, Path(folder), say)
+    return [
+        Table.of(f"{name}: {next(iter(chosen))}, turn by turn", bench.TURN_COLUMNS, turns),
+        Table.of(f"{name}: all turns", bench.DRAFTER_COLUMNS, drafters),
+        Table.of(f"{name}: after a restart", bench.RESTART_COLUMNS, restarts),
+    ]

@@ -13,6 +13,12 @@ from forerun.types import Draft, Sequence, Step
 COPY_RATES = (0.1, 0.3, 0.65, 0.85, 0.9, 0.97, 0.98)
 """Prior probability that a copied token is accepted, by the binary digits of how many tokens before it matched."""
 
+
+def level_of(length: int) -> int:
+    """Return the level of a copied token by how many tokens before it matched."""
+    return min(length.bit_length(), len(COPY_RATES) - 1)
+
+
 _OWN_WEIGHT = 3.0
 """Pseudo-trials, accepted and rejected, of the prior that a sequence's copies are accepted as often as others'."""
 _OWN_DECAY = 0.95
@@ -45,11 +51,11 @@ class CopyDrafter(Drafter):
         drafts = []
         for sequence, max_nodes in zip(sequences, num_draft_tokens, strict=True):
             count = min(max_nodes, sequence.room)
-            token_ids, lengths = self._copy(sequence, count) if count > 0 else ([], [])
+            token_ids, levels = self._copy(sequence, count) if count > 0 else ([], [])
             accept_probs: list[float] = []
             if token_ids:
-                self._copied[sequence] = (len(sequence.token_ids), token_ids, lengths)
-                accept_probs = self._accept_probs(sequence, lengths, min_acceptance_prob)
+                self._copied[sequence] = (len(sequence.token_ids), token_ids, levels)
+                accept_probs = self._accept_probs(sequence, levels, min_acceptance_prob)
             draft = Draft.chain(token_ids[: len(accept_probs)])
             draft.accept_probs = accept_probs
             if self._source is not None:
@@ -65,12 +71,12 @@ class CopyDrafter(Drafter):
             copied = self._copied.pop(sequence, None)
             if copied is None:
                 continue
-            start, token_ids, lengths = copied
-            for token_id, length, committed in zip(token_ids, lengths, sequence.token_ids[start:], strict=False):
+            start, token_ids, levels = copied
+            for token_id, level, committed in zip(token_ids, levels, sequence.token_ids[start:], strict=False):
                 tried, came, expected = (_OWN_DECAY * each for each in self._own.get(sequence, (0.0, 0.0, 0.0)))
-                rate = self._rates.rate(length.bit_length())
+                rate = self._rates.rate(level)
                 self._own[sequence] = tried + 1, came + (token_id == committed), expected + rate
-                self._rates.observe(length.bit_length(), token_id == committed)
+                self._rates.observe(level, token_id == committed)
                 if token_id != committed:
                     break
 
@@ -78,14 +84,14 @@ class CopyDrafter(Drafter):
         self._copied.pop(sequence, None)
         self._own.pop(sequence, None)
 
-    def _accept_probs(self, sequence: Sequence, lengths: list[int], least: float) -> list[float]:
+    def _accept_probs(self, sequence: Sequence, levels: list[int], least: float) -> list[float]:
         """Return the probabilities that the tokens of a copy are accepted, as far as they exceed `least`."""
         tried, came, expected = self._own.get(sequence, (0.0, 0.0, 0.0))
         odds = odds_ratio(came, expected, tried - came, tried - expected, _OWN_WEIGHT)
         probs = []
         accept_prob = 1.0
-        for length in lengths:
-            accept_prob *= with_odds(self._rates.rate(length.bit_length()), odds)
+        for level in levels:
+            accept_prob *= with_odds(self._rates.rate(level), odds)
             if accept_prob <= least:
                 break
             probs.append(accept_prob)
@@ -96,4 +102,4 @@ class CopyDrafter(Drafter):
 
     @abstractmethod
     def _copy(self, sequence: Sequence, count: int) -> tuple[list[int], list[int]]:
-        """Return at most `count` tokens, which is 1 or more, and the match length of each."""
+        """Return at most `count` tokens, which is 1 or more, and the level of each."""

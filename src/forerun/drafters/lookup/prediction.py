@@ -8,7 +8,7 @@ from __future__ import annotations
 from bisect import bisect_left
 
 from forerun.drafters.base import Traits
-from forerun.drafters.lookup.copy_drafter import CopyDrafter
+from forerun.drafters.lookup.copy_drafter import CopyDrafter, level_of
 from forerun.types import Sequence
 
 SOURCE = "prediction"
@@ -124,4 +124,4 @@ class Prediction(CopyDrafter):
             output.append(token)
             follower.follow(output)
         token_ids = follower.prediction[follower.at : follower.at + count]
-        return token_ids, list(range(follower.matched, follower.matched + len(token_ids)))
+        return token_ids, [*map(level_of, range(follower.matched, follower.matched + len(token_ids)))]

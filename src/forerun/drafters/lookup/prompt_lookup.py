@@ -6,7 +6,7 @@ Saxena, "Prompt Lookup Decoding", 2023. The longest match is used, of equally lo
 from __future__ import annotations
 
 from forerun.drafters.base import Traits
-from forerun.drafters.lookup.copy_drafter import CopyDrafter
+from forerun.drafters.lookup.copy_drafter import CopyDrafter, level_of
 from forerun.errors import ConfigError
 from forerun.types import Sequence
 
@@ -86,7 +86,7 @@ class PromptLookup(CopyDrafter):
         self._indices[sequence].update(sequence.token_ids[:end])
 
     def _copy(self, sequence: Sequence, count: int) -> tuple[list[int], list[int]]:
-        """Copy the `count` tokens that follow the longest match, with the match length of each; none without a match.
+        """Copy the `count` tokens that follow the longest match, with the level of each; none without a match.
 
         If fewer than `count` tokens follow the match, they repeat.
         """
@@ -100,4 +100,4 @@ class PromptLookup(CopyDrafter):
         copied = tokens[start : start + count]
         while len(copied) < count:  # the tokens after the match are used up: repeat them
             copied.append(copied[len(copied) - (len(tokens) - start)])
-        return copied, list(range(size, size + count))  # each copied token lengthens the match of the next
+        return copied, [*map(level_of, range(size, size + count))]  # each copied token lengthens the match of the next

@@ -96,6 +96,8 @@ class ServePlan:
             )
         if server.journal is not None:
             raise ConfigError("--journal is for a single server, and --ray starts several. Leave it out.")
+        if llm.get("remember") is not None:
+            raise ConfigError("--remember is for a single server, and --ray starts several. Leave it out.")
         return cls(model, name, drafter, llm, server, ray.replicas, threads_of(ray), ray.routing)
 
     @property

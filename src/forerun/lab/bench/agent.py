@@ -37,6 +37,8 @@ RULES = """You are a coding agent in a terminal. You work in the folder of a Pyt
 The folder has these files, with their classes and functions:
 """
 TASK = "The docstrings of these files should name what each function returns: " + ", ".join(FILES)
+NEXT_TASK = "Say in the docstrings of these files which arguments each function takes: " + ", ".join(FILES)
+"""Of the day after."""
 _TOOLS: Mapping[str, tuple[str, Sequence[str]]] = {
     "read_file": ("Return lines of a file, with their numbers.", ("path", "first", "last")),
     "edit_file": ("Replace a text, which must occur once in the file, by another.", ("path", "old", "new")),
@@ -61,14 +63,16 @@ TOOLS = [
 ]
 
 
-def conversation(turns: int = TURNS, system: int = SYSTEM, lines: int = LINES) -> list[list[dict[str, Any]]]:
+def conversation(
+    turns: int = TURNS, system: int = SYSTEM, lines: int = LINES, task: str = TASK
+) -> list[list[dict[str, Any]]]:
     """Return the messages of every turn's request. system, lines: as SYSTEM and LINES."""
     outlines = []
     for path in sorted(PACKAGE.rglob("*.py")):
         names = re.findall(r"^(?:class|def) (\w+)", path.read_text(encoding="utf-8"), re.M)
         outlines.append(f"{path.relative_to(PACKAGE).as_posix()}: {', '.join(names)}")
     prompt = (RULES + "\n".join(outlines))[:system]
-    history: list[dict[str, Any]] = [{"role": "system", "content": prompt}, {"role": "user", "content": TASK}]
+    history: list[dict[str, Any]] = [{"role": "system", "content": prompt}, {"role": "user", "content": task}]
     made = []
     for turn in range(turns):
         made.append([*history])
@@ -181,6 +185,20 @@ def _speed(turns: Sequence[AnsweredTurn]) -> float:
     return sum(len(turn.token_ids) - 1 for turn in turns) / sum(turn.seconds - turn.first_token for turn in turns)
 
 
+@dataclass(frozen=True, slots=True)
+class RememberingDay:
+    """A drafter on the second day, without what was answered on the first and with it.
+
+    Attributes:
+        without, remembering: its figures.
+        over_without: its speed with the answers of the first day by that without.
+    """
+
+    without: DrafterOverTurns
+    remembering: DrafterOverTurns
+    over_without: float
+
+
 RESTART_COLUMNS: Columns[AnsweredTurn] = {
     "turn": lambda row: row.name,
     "prompt tokens": lambda row: str(row.prompt),
@@ -199,6 +217,56 @@ DRAFTER_COLUMNS: Columns[DrafterOverTurns] = {
     "over plain": lambda row: f"{row.over_plain:.2f}",
     "same answers": lambda row: "yes" if row.same else "no",
 }
+
+
+DAY_COLUMNS: Columns[RememberingDay] = {
+    "drafter": lambda row: row.without.drafter,
+    "tokens a forward": lambda row: f"{row.without.tokens_per_forward:.2f}",
+    "remembering": lambda row: f"{row.remembering.tokens_per_forward:.2f}",
+    "tokens/s": lambda row: f"{row.without.tokens_per_second:.1f}",
+    "remembering, tokens/s": lambda row: f"{row.remembering.tokens_per_second:.1f}",
+    "over without": lambda row: f"{row.over_without:.2f}",
+    "same answers": lambda row: "yes" if row.without.same and row.remembering.same else "no",
+}
+
+
+def measure_second_day(
+    plain: LLM,
+    drafters: Mapping[str, str],
+    first: Sequence[BenchPrompt],
+    second: Sequence[BenchPrompt],
+    max_tokens: int,
+    folder: Path,
+    say: Callable[[str], None] = lambda _: None,
+) -> list[RememberingDay]:
+    """Return what each drafter does on the second day, without the answers of the first and with them.
+
+    Args:
+        plain: the engine of the target alone, which keeps prefixes, so that prompts are computed once.
+        first, second: the turns of each day.
+        folder: for the files of answers.
+
+    Raises:
+        ConfigError: a drafter reads no answers of the past.
+    """
+    say(f"{len(second)} turns of the second day, plain decoding")
+    base = replay_turns(plain, second, max_tokens)
+    rows = []
+    for number, (name, spec) in enumerate(drafters.items()):
+
+        def replayed(prompts: Sequence[BenchPrompt], file: Path | None, about: str) -> list[AnsweredTurn]:
+            say(f"{about} with {name}")  # noqa: B023 - called in this round
+            llm = LLM(plain.target, spec, tokenizer=plain.tokenizer, prefix_reuse="on", remember=file)  # noqa: B023
+            with llm:
+                return replay_turns(llm, prompts, max_tokens)
+
+        file = folder / f"answers-{number}"
+        without = DrafterOverTurns.of(name, replayed(second, None, "the second day alone"), base)
+        replayed(first, file, "the first day")
+        remembering = DrafterOverTurns.of(name, replayed(second, file, "the second day after the first"), base)
+        ratio = remembering.tokens_per_second / without.tokens_per_second
+        rows.append(RememberingDay(without, remembering, ratio))
+    return rows
 
 
 def measure_agent(

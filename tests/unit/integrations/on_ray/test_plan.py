@@ -44,6 +44,8 @@ def test_no_option_is_ignored() -> None:
         plan(ServerOptions(send_timeout=3.0))
     with pytest.raises(ConfigError, match="--journal is for a single server"):
         plan(ServerOptions(journal=Path("file")))
+    with pytest.raises(ConfigError, match="--remember is for a single server"):
+        ServePlan.of("m", "m", "suffix", {"remember": "file"}, ServerOptions(), RayOptions(ray=True))
 
 
 OWN = "A replica failed to start. Retrying 5 more time(s). Error:\nforerun.errors.ModelLoadError: no file\n"

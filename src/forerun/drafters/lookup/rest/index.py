@@ -8,6 +8,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence as Seq
 from dataclasses import dataclass
 from io import FileIO
+from mmap import mmap
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,64 @@ class Match:
         return self.last - self.first
 
 
-class Index:
+class SortedTokens:
+    """Tokens with the high byte first, and all their positions in the order of what follows them.
+
+    Args:
+        data: holds the tokens from `start` on, of `width` bytes each.
+        suffixes: [n] positions.
+    """
+
+    def __init__(self, data: bytes | mmap, start: int, width: int, suffixes: Any) -> None:
+        self._data = data
+        self._start = start
+        self._width = width
+        self.suffixes = suffixes
+
+    def _longest(self, encoded: bytes, least: int, most: int) -> Match | None:
+        """Find the longest end of some encoded tokens that occurs, of `least` to `most` tokens."""
+        width = self._width
+        # what a shorter end lacks, a longer one lacks too: the longest is found by bisection
+        found = 0
+        row = 0
+        low = max(least, 1)
+        high = min(most, len(encoded) // width)
+        while low <= high:
+            middle = (low + high) // 2
+            at, present = self._first(encoded[-middle * width :])
+            if present:
+                found = middle
+                row = at
+                low = middle + 1
+            else:
+                high = middle - 1
+        return self._match(found, row, encoded) if found else None
+
+    def _match(self, length: int, first: int, encoded: bytes) -> Match:
+        """Return the rows from `first` on that start with the last `length` tokens."""
+        key = encoded[-length * self._width :]
+        return Match(length, first, bisect_right(self.suffixes, key, lo=first, key=self._reader(len(key))))
+
+    def _first(self, key: bytes) -> tuple[int, bool]:
+        """Return the first row that does not come before the n-gram, and whether it starts with it."""
+        read = self._reader(len(key))
+        row = bisect_left(self.suffixes, key, key=read)
+        return row, row < len(self.suffixes) and read(self.suffixes[row]) == key
+
+    def _reader(self, size: int, offset: int = 0) -> Callable[[Any], bytes]:
+        """Return a function from a position to the `size` bytes that start `offset` tokens after it."""
+        data = self._data
+        width = self._width
+        start = self._start + offset * width
+
+        def read(position: Any) -> bytes:
+            at = start + int(position) * width
+            return data[at : at + size]
+
+        return read
+
+
+class Index(SortedTokens):
     """A corpus and its suffix array, from one file: a small one is read, of a larger one pages as they are needed.
 
     A compact one is sorted here: about a second for a million tokens.
@@ -59,10 +117,8 @@ class Index:
         self.path = Path(path)
         stored = open_file(self.path, check)
         self.header = stored.header
-        self._data = stored.data
-        self._start = stored.start
+        super().__init__(stored.data, stored.start, stored.header.token_bytes, stored.suffixes)
         self.tokens = stored.tokens
-        self.suffixes = stored.suffixes
         self._file = stored.file
         self._changed = False
         self._opened = _version(stored.file)
@@ -71,7 +127,7 @@ class Index:
     @property
     def nbytes(self) -> int:
         """Return the bytes that may lie in memory: the file's, and the suffix array of a compact one."""
-        return self.tokens.nbytes + self.suffixes.nbytes
+        return self.tokens.nbytes + int(self.suffixes.nbytes)
 
     def find(self, context: Seq[int], min_ngram: int, max_ngram: int) -> Match | None:
         """Find the longest n-gram at the context's end that the corpus holds inside one document.
@@ -85,23 +141,7 @@ class Index:
         """
         if self._file is not None and not self._unchanged():
             return None
-        encoded = self._encoded(context[-min(max_ngram, self.header.depth) :])
-        width = self.header.token_bytes
-        # what a shorter end lacks, a longer one lacks too: the longest is found by bisection
-        found = 0
-        row = 0
-        low = max(min_ngram, 1)
-        high = len(encoded) // width
-        while low <= high:
-            middle = (low + high) // 2
-            at, present = self._first(encoded[-middle * width :])
-            if present:
-                found = middle
-                row = at
-                low = middle + 1
-            else:
-                high = middle - 1
-        return self._match(found, row, encoded) if found else None
+        return self._longest(self._encoded(context[-min(max_ngram, self.header.depth) :]), min_ngram, max_ngram)
 
     def find_more(self, context: Seq[int], min_ngram: int, match: Match) -> Match | None:
         """Find the longest n-gram at the context's end that is shorter than the match and occurs more often.
@@ -165,29 +205,6 @@ class Index:
                 del tokens[: at + 1]
                 break
         return np.asarray(tokens, dtype=f">u{self.header.token_bytes}").tobytes()
-
-    def _match(self, length: int, first: int, encoded: bytes) -> Match:
-        """Return the rows from `first` on that start with the last `length` tokens."""
-        key = encoded[-length * self.header.token_bytes :]
-        return Match(length, first, bisect_right(self.suffixes, key, lo=first, key=self._reader(len(key))))
-
-    def _first(self, key: bytes) -> tuple[int, bool]:
-        """Return the first row that does not come before the n-gram, and whether it starts with it."""
-        read = self._reader(len(key))
-        row = bisect_left(self.suffixes, key, key=read)
-        return row, row < len(self.suffixes) and read(int(self.suffixes[row])) == key
-
-    def _reader(self, size: int) -> Callable[[Any], bytes]:
-        """Return a function from a position to the `size` bytes that start there."""
-        data = self._data
-        start = self._start
-        width = self.header.token_bytes
-
-        def read(position: Any) -> bytes:
-            at = start + int(position) * width
-            return data[at : at + size]
-
-        return read
 
 
 def _version(file: FileIO | None) -> tuple[int, int] | None:
