@@ -15,7 +15,7 @@ MOST: dict[str, float] = {
     "options with a flag": 358,
     "options of all kinds": 479,
     "class names defined more than once": 0,
-    "words of documents": 44_400,
+    "words of documents": 44_600,
     "tuple assignments in 1,000 statements": 2.2,
     "nested conditional expressions": 0,
     "imports inside functions": 339,
