@@ -114,19 +114,20 @@ def train_draft(
             constant=most_frequent_share(held_out, HELD_OUT_ROWS),
         )
         write_model_card(out, record)
-        _show(rates, out, console)
-        none: bool = record["is_chance"]
-        if none:
-            console.print(chance_line("draft", rates[0].per_position[0], record["most_frequent_token"]))
-    return none
+        return _show(rates, record, out, console)
 
 
-def _show(rates: list[HeldOutAcceptance], out: Path, console: Console) -> None:
+def _show(rates: list[HeldOutAcceptance], record: dict[str, Any], out: Path, console: Console) -> bool:
+    """Print what was measured. Returns whether the draft is no better than chance."""
     for row in rates:
         setting = f"temperature {row.temperature:g}, K={row.num_draft_tokens}"
         console.print(f"{out}: acceptance rate {row.rate:.3f} at {setting}")
     if not rates:
         console.print(f"{out}: {NOT_JUDGED}", highlight=False)
+    none: bool = record["is_chance"]
+    if none:
+        console.print(chance_line("draft", rates[0].per_position[0], record["most_frequent_token"]), soft_wrap=True)
+    return none
 
 
 def _data_record(rows: PackedShard, held_out: PackedShard) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from forerun.engine.engine import HeldInterrupts
 from forerun.errors import ConfigError
 from forerun.train.accelerator import LOSSES_READ_EVERY, MICRO_TOKENS, device_of
 from forerun.train.checkpoint import CHECKPOINT, METRICS, LoopState, load_best, save_best, save_checkpoint
-from forerun.train.needs import Needs
+from forerun.train.needs import RunNeeds
 from forerun.train.optim import Optimisers
 
 Batch = tuple[Tensor, ...]
@@ -336,7 +336,7 @@ class Loop:
         self._ahead = self.batch(state.step)
         rows, width = self._ahead[0].shape
         where = device_of(self.model)
-        needs = Needs.of(
+        needs = RunNeeds.of(
             self.model,
             self.optimisers,
             self.folder,

@@ -24,7 +24,7 @@ _WIDEST = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Needs:
+class RunNeeds:
     """What a run needs, in bytes.
 
     Attributes:
@@ -53,7 +53,7 @@ class Needs:
         tokens: int,
         logits: int,
         keeps_best: bool,
-    ) -> Needs:
+    ) -> RunNeeds:
         """Estimate the needs of a run.
 
         Args:

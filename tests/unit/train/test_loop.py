@@ -19,7 +19,7 @@ from forerun.train.checkpoint import BEST, CHECKPOINT, METRICS, LoopState, load_
 from forerun.train.corpus import SourceFile
 from forerun.train.defaults import Optimisation, rate_for_width
 from forerun.train.loop import Evaluations, Loop, StageProgress, Workers
-from forerun.train.needs import Needs
+from forerun.train.needs import RunNeeds
 from forerun.train.optim import Float32Muon, Optimisers
 from forerun.utils.machine import resident_memory
 from tools import lm
@@ -275,12 +275,12 @@ def test_needs_grow_with_what_is_trained(tmp_path: Path) -> None:
     options = {"replicas": 2, "tokens": 7, "logits": 5, "keeps_best": True}
     for matrices, moments in (("muon", 1), ("adam", 2)):
         optimisers = Optimisers(model, Optimisation(matrices=matrices))
-        needs = Needs.of(model, optimisers, tmp_path, **options)  # type: ignore[arg-type]
+        needs = RunNeeds.of(model, optimisers, tmp_path, **options)  # type: ignore[arg-type]
         assert (needs.gradients, needs.optimiser) == (8_000, 4_000 * moments)
         assert needs.activations == 2 * 4 * 7 * (80 + 5)
         assert needs.checkpoints == 4_000 * (2 + moments) and needs.written == 4_000 * (4 + 2 * moments)
     (tmp_path / CHECKPOINT).write_bytes(bytes(12_000))
-    assert Needs.of(model, optimisers, tmp_path, **options).written == 32_000 - 12_000  # type: ignore[arg-type]
+    assert RunNeeds.of(model, optimisers, tmp_path, **options).written == 32_000 - 12_000  # type: ignore[arg-type]
     assert (resident_memory() or 1) > 0
 
 

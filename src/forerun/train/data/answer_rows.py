@@ -84,17 +84,11 @@ def pack_answers(
     if former is not None:
         return former
     _report_foreign_answers(files, target, name, report)
-    chat = ChatText(tokenizer, name)
-    overlap = Overlap(evaluation)
-
-    def packed(below: float) -> tuple[_Documents, PackedShard]:
-        documents = _Documents(chat, prompt_positions, below, overlap)
-        made = (document for path, named in files for document in documents.of(path, named))
-        return documents, pack(made, out, window=window, vocab_size=vocab_size, made_from=made_from)
-
-    documents, rows = packed(held_out)
+    documents = _Documents(files, ChatText(tokenizer, name), prompt_positions, held_out, Overlap(evaluation))
+    size = {"window": window, "vocab_size": vocab_size}
+    rows = pack(documents.all(), out, **size, made_from=made_from)
     if held_out and not len(rows.held_out()) and len(documents.lowest) > 1:
-        documents, rows = packed(documents.lowest[1])  # few documents, all above the share: the lowest is held out
+        rows = pack(documents.all(), out, **size, made_from=made_from)  # few, all above the share: one is held out
     for why, times in documents.left_out.most_common():
         report(f"{times:,} lines or texts left out: {why}")
     report(f"{rows.num_documents:,} documents of {rows.num_tokens:,} tokens in {len(rows):,} rows of {window:,}")
@@ -114,17 +108,33 @@ class _Documents:
     """Makes documents of lines and texts, and counts those that it leaves out.
 
     Attributes:
-        left_out: why -> how many lines and texts.
+        left_out: why -> how many lines and texts, the last time that all were made.
         lowest: up to two hashes of prompts and texts, the lowest ones that differ.
     """
 
-    def __init__(self, chat: ChatText, prompt_positions: int, held_out: float, overlap: Overlap) -> None:
+    def __init__(
+        self,
+        files: Sequence[tuple[Path, bool]],
+        chat: ChatText,
+        prompt_positions: int,
+        held_out: float,
+        overlap: Overlap,
+    ) -> None:
+        self._files = files
         self._chat = chat
         self._prompt_positions = prompt_positions
         self._held_out = held_out
         self._overlap = overlap
         self.left_out: Counter[str] = Counter({OVERLAP: 0})
         self.lowest: list[float] = []
+
+    def all(self) -> Iterator[PackedDocument]:
+        """Make all documents; the second time, the one of the lowest hash is held out, whatever the share."""
+        if len(self.lowest) > 1:
+            self._held_out = max(self._held_out, self.lowest[1])
+        self.left_out = Counter({OVERLAP: 0})
+        for path, named in self._files:
+            yield from self.of(path, named)
 
     def of(self, path: Path, named: bool) -> Iterator[PackedDocument]:
         """Make the documents of one file. named: by the user; other files of a folder may hold something else."""

@@ -26,7 +26,7 @@ from forerun.models import LanguageModel, load_model, number_format
 from forerun.speculation.predictor import CostsByK
 from forerun.train.accelerator import device_name, dtype_name, product_type, reuse_memory, training_device
 from forerun.train.block import BlockKind
-from forerun.train.checkpoint import DTYPE, run_in, run_type
+from forerun.train.checkpoint import DTYPE, LoopState, run_in, run_type
 from forerun.train.data.answer_rows import read_rows, target_tokenizer
 from forerun.train.data.packed import PackedDocument, PackedShard, pack
 from forerun.train.defaults import AUTO
@@ -128,21 +128,9 @@ def train_head(
         last = during if options.minutes else start.held_out(FINAL_ROWS, k, console)
         kind.finish(start.head, lambda count: start.held_out(options.held_out_rows, count, console))
         report = measure_head(start, last, k)
-        model = start.inference_target
-        record = head_record(
-            command=command,
-            target={"name": model.name, "number_format": number_format(model)},
-            config=start.head.config,
-            options=asdict(options)
-            | {DTYPE: dtype_name(start.target.dtype), RATE: learning_rate(options, start.head.config)},
-            rows=start.rows,
-            coverage=start.coverage,
-            state=state,
-            report=report,
-            parameters=sum(parameter.numel() for parameter in start.head.parameters()),
-            device=device_name(start.target.output_rows.device),
-        )
+        record = _record(start, state, report, command)
         head = start.stored()
+        model = start.inference_target
         fingerprint = target_fingerprint(model)
         form = number_format(model)
         save_head(out, head.config, head.tensors, head.d2t, record, fingerprint=fingerprint, number_format=form)
@@ -153,6 +141,25 @@ def train_head(
         for line in ([] if has_picture else [REMEDY]) + report.lines():
             console.print(line, highlight=False, markup=False, soft_wrap=True)
         return report.score.is_chance
+
+
+def _record(start: PreparedRun, state: LoopState, report: HeadReport, command: str) -> dict[str, Any]:
+    """Collect the content of a trained head's card."""
+    model = start.inference_target
+    options = start.kind.options
+    chosen = {DTYPE: dtype_name(start.target.dtype), RATE: learning_rate(options, start.head.config)}
+    return head_record(
+        command=command,
+        target={"name": model.name, "number_format": number_format(model)},
+        config=start.head.config,
+        options=asdict(options) | chosen,
+        rows=start.rows,
+        coverage=start.coverage,
+        state=state,
+        report=report,
+        parameters=sum(parameter.numel() for parameter in start.head.parameters()),
+        device=device_name(start.target.output_rows.device),
+    )
 
 
 def _evaluation(held_out: HeldOut, console: Console) -> Callable[[HeadModule], float]:
