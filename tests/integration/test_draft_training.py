@@ -18,8 +18,8 @@ def test_a_layer_of_the_bundled_draft_is_trained_for_the_bundled_target(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for index in range(60):
-        lines = [f"def f{index}_{line}(value):\n    return value + {line}\n" for line in range(5)]
+    for index in range(300):
+        lines = [f"def f{index}_{line}(value):\n    return value + {line}\n" for line in range(3)]
         (tmp_path / "text").mkdir(exist_ok=True)
         (tmp_path / "text" / f"{index}.py").write_text("\n".join(lines))
     (tmp_path / "keys.toml").write_text("[train.draft]\nwindow = 128\n")
@@ -40,7 +40,7 @@ def test_a_layer_of_the_bundled_draft_is_trained_for_the_bundled_target(
     assert embedding.equal(of_start["model.embed_tokens.weight"])  # bit for bit
     assert not any(name.startswith("model.layers.1.") for name in weights)
     params = SamplingParams(temperature=0, max_tokens=24)
-    plain, drafted = (LLM("bundled", drafter) for drafter in (None, DraftModel("mine")))
+    plain, drafted = (LLM("bundled", drafter, num_draft_tokens=3) for drafter in (None, DraftModel("mine")))
     answer = drafted.generate("def f(value):\n", params)
     assert answer.token_ids == plain.generate("def f(value):\n", params).token_ids and answer.stats.num_draft_tokens > 0
     again = CliRunner().invoke(app, [*command, "--resume"])

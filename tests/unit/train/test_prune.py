@@ -27,6 +27,7 @@ from forerun.train.draft.prune import (
     named_layers,
     narrow,
     step_parameters,
+    switch_off_dropout,
 )
 from tools.lm import Architecture, build_model, train_tokenizer
 
@@ -121,6 +122,17 @@ def test_layers_that_are_named_are_kept_and_what_the_start_proposed_is_not() -> 
     assert OUTPUT_TOKENS not in vars(model.config) and model.config.num_hidden_layers == 3
     assert [layer.self_attn.layer_idx for layer in model.model.layers] == [0, 1, 2]
     torch.testing.assert_close(model(TEXT).logits, wanted)  # with a cache, which finds layers by these numbers
+
+
+@pytest.mark.parametrize("options", [("gpt2", {}), ("opt", {}), ("llama", {"attention_dropout": 0.5})])
+def test_training_draws_nothing(options: tuple[str, dict[str, float]]) -> None:
+    family, others = options
+    model = tiny_model(family, **others).train()
+    with torch.inference_mode():
+        assert not torch.equal(*(model(TEXT, use_cache=False).logits for _ in range(2)))
+        switch_off_dropout(model)
+        found = model(TEXT, use_cache=False).logits
+        torch.testing.assert_close(found, model.eval()(TEXT, use_cache=False).logits)
 
 
 def test_ends_of_text_are_no_property_of_layers() -> None:

@@ -35,7 +35,7 @@ from forerun.train.data.packed import NO_DOCUMENT, PackedBatch, PackedShard
 from forerun.train.defaults import DraftTraining, LossName
 from forerun.train.draft.judge import HeldOutRows
 from forerun.train.draft.parallel import MaskLayout, mask_token_of, set_mask_token
-from forerun.train.draft.prune import check_size, chosen_layers, cut, narrow
+from forerun.train.draft.prune import check_size, chosen_layers, cut, narrow, switch_off_dropout
 from forerun.train.draft.samples import (
     MOST_COLUMNS,
     Labels,
@@ -299,7 +299,7 @@ def train_stages(
     """
     draft = start.weights
     of_start = target_fingerprint(Weights(draft))
-    _switch_off_dropout(draft)
+    switch_off_dropout(draft)
     begun = pinned(run_folder / "distil")  # a run that goes on learns the same way from the same rows
     num_layers: int = draft.config.num_hidden_layers
     kept = _prune(draft, rows, options, begun.list_of(LAYERS, int, None))
@@ -343,16 +343,6 @@ def _write_labels(labels: Labels, held_out: Labels, shards: int, console: Consol
     with StageProgress(console, "soft labels", shards + len(held_out), end=end) as progress:
         held_out.write(lambda done, tokens: progress.show(done, tokens=tokens), len(held_out))
         return labels.write(lambda done, tokens: progress.show(len(held_out) + done, tokens=tokens), shards, end)
-
-
-def _switch_off_dropout(model: PreTrainedModel) -> None:
-    """Have training compute what inference does, and nothing that is drawn, which a resumed run would draw anew."""
-    for module in model.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = 0.0
-        for name, value in vars(module).items():
-            if "drop" in name and isinstance(value, float):
-                setattr(module, name, 0.0)
 
 
 def _prune(

@@ -101,6 +101,16 @@ def check_start(
         )
 
 
+def switch_off_dropout(model: PreTrainedModel) -> None:
+    """Have training compute what inference does, and nothing that is drawn, which a resumed run would draw anew."""
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        for name, value in vars(module).items():
+            if "drop" in name and isinstance(value, float):
+                setattr(module, name, 0.0)
+
+
 def named_layers(text: str, num_layers: int) -> int | tuple[int, ...]:
     """Parse `--layers` for a start of so many layers: how many are kept, or which.
 
