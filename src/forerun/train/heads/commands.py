@@ -66,7 +66,7 @@ class PreparedRun:
 
     Attributes:
         vocabulary: [V] ids of the target's tokens that the head proposes.
-        coverage: their share of the training tokens.
+        coverage: their share of the tokens that are learnt.
     """
 
     inference_target: LanguageModel
