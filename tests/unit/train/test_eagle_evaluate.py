@@ -23,22 +23,20 @@ from forerun.train.heads import evaluate as heads_evaluate
 from forerun.train.heads.card import HeadReport
 from forerun.train.heads.evaluate import HeldOut, answers_alone
 from forerun.train.heads.options import EagleTraining
-from forerun.train.heads.target_states import TrainingTarget, inference_states
+from forerun.train.heads.target_states import TargetStates, TrainingTarget
 from heads import random_head
 
 K, PROMPT, TOKENS = 3, 4, 40
 
 
-class Served:
-    """The served model's states, in place of those of a training forward."""
+class WideStates(TargetStates):
+    """States as drafting reads them, unrounded."""
 
-    def __init__(self, target: Model, layers: Sequence[int]) -> None:
-        self.target, self.layers = target, layers
+    dtype = torch.float64
 
-    def of(self, token_ids: Tensor, lengths: Sequence[int]) -> Tensor:
-        return torch.cat(
-            [inference_states(self.target, part.tolist(), self.layers) for part in token_ids.split(list(lengths))]
-        ).clone()
+
+def states_of(target: Model, text: list[int], layers: Sequence[int]) -> Tensor:
+    return WideStates(target, layers).of(torch.tensor(text), [len(text)])
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +58,7 @@ def greedy_text(target: Model, seed: int) -> list[int]:
 
 def drafted(head: EagleModel, target: Model, text: list[int]) -> tuple[list[int], list[int], list[tuple[int, int]]]:
     """Reached and accepted by position, and (context, accepted) of each chain, by drafting along a text."""
-    states = head.fuse(inference_states(target, text, head.config.layers).clone())
+    states = head.fuse(states_of(target, text, head.config.layers))
     reached, accepted, chains = [0] * K, [0] * K, []
     end = PROMPT + 1  # tokens that are committed
     while end + K <= len(text):
@@ -96,7 +94,7 @@ def test_chains_along_an_answer_are_those_that_are_drafted(
     rows = pack(documents, tmp_path / "packed", window=90, vocab_size=target.vocab_size, made_from={})
     module = EagleHeadModule(head.config).double()
     module.load_state_dict({name: tensor.double() for name, tensor in head.tensors.items()})
-    of = TrainingTarget(target, Served(target, head.config.layers), target.output_rows(common).double(), common)  # type: ignore[arg-type]
+    of = TrainingTarget(target, WideStates(target, head.config.layers), target.output_rows(common).double(), common)
     score = HeldOut(of, PackedShard(rows.folder), 9, common, K, EagleKind(EagleTraining()).predict).score(module)
     served = EagleModel(head, target)
     parts = [drafted(served, target, text) for text in texts]

@@ -134,7 +134,7 @@ def write_head_card(folder: Path, record: dict[str, Any], report: HeadReport, pi
     training = record["training"]
     head = record["head"]
     tokens = f"{head['draft_vocab_size']:,} of {head['vocab_size']:,} tokens"
-    coverage = f"{data['vocabulary_coverage']:.1%} of those in the data"
+    coverage = f"{data['vocabulary_coverage']:.1%} of those that it learnt to predict"
     trained = f"{training['steps']:,} steps, {training['tokens']:,} tokens, {training['seconds']:,} s"
     lines = [
         f"# {record['kind']} for {record['target']['name']}",

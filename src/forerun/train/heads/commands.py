@@ -20,6 +20,7 @@ from forerun.drafters.models.head_files.folder import load_head, save_head
 from forerun.drafters.models.heads.config import HeadConfig, StoredHead
 from forerun.drafters.models.heads.fingerprint import check_target, target_fingerprint
 from forerun.drafters.models.medusa.config import MedusaConfig
+from forerun.engine import LLM
 from forerun.engine.step_times import step_costs
 from forerun.errors import ConfigError, UnsupportedModelError
 from forerun.models import LanguageModel, load_model, number_format
@@ -31,15 +32,13 @@ from forerun.train.data.answer_rows import read_rows, target_tokenizer
 from forerun.train.data.packed import PackedDocument, PackedShard, pack
 from forerun.train.defaults import AUTO
 from forerun.train.eagle import EagleKind
-from forerun.train.evaluate import batches_of_one_length, write_on
 from forerun.train.heads.card import PICTURE, REMEDY, HeadReport, draw_curves, head_record, write_head_card
 from forerun.train.heads.evaluate import HeldOut, cell_text
 from forerun.train.heads.module import HeadModule
 from forerun.train.heads.options import BlockTraining, EagleTraining, MedusaTraining
 from forerun.train.heads.run import RATE, STATES, learning_rate, run_training
 from forerun.train.heads.start import HeadKind, draft_vocabulary, target_config, token_counts
-from forerun.train.heads.target_states import TrainingTarget, check_states, frozen_model
-from forerun.train.loop import StageProgress
+from forerun.train.heads.target_states import TrainingTarget
 from forerun.train.medusa import MedusaKind
 from forerun.utils import workloads
 from forerun.utils.files import remove
@@ -68,7 +67,7 @@ class PreparedRun:
 
     Attributes:
         vocabulary: [V] ids of the target's tokens that the head proposes.
-        coverage: their share of the training tokens.
+        coverage: their share of the tokens that are learnt.
     """
 
     inference_target: LanguageModel
@@ -86,12 +85,10 @@ class PreparedRun:
         is_part = config.draft_vocab_size < config.vocab_size
         return StoredHead(config, tensors, self.vocabulary - torch.arange(len(self.vocabulary)) if is_part else None)
 
-    def held_out(self, count: int, num_draft_tokens: int, console: Console) -> HeldOut:
-        """Read so many held-out rows, for drafts of K tokens."""
-        rows = self.rows.held_out()
-        of = self.target, rows, count, self.vocabulary, num_draft_tokens, self.kind.predict
-        with StageProgress(console, "reading held-out answers", min(count, len(rows))) as progress:
-            return HeldOut(*of, progress.show)
+    def held_out(self, count: int, num_draft_tokens: int, console: Console, *, is_kept: bool = False) -> HeldOut:
+        """Lay out so many held-out rows, for drafts of K tokens (`HeldOut`)."""
+        of = self.target, self.rows.held_out(), count, self.vocabulary, num_draft_tokens, self.kind.predict
+        return HeldOut(*of, console, is_kept=is_kept)
 
 
 def train_head(
@@ -122,7 +119,7 @@ def train_head(
     with run_in(work, out, console, resume=resume, force=force):
         start = prepare_head(name, data, work, kind, console)
         k = kind.num_draft_tokens
-        during = start.held_out(options.held_out_rows, k, console)
+        during = start.held_out(options.held_out_rows, k, console, is_kept=True)
         evaluate = _evaluation(during, console) if during else None
         state = run_training(start.head, start.target, start.rows, work, kind, console, evaluate)
         last = during if options.minutes else start.held_out(FINAL_ROWS, k, console)
@@ -179,28 +176,21 @@ def prepare_head(name: str, data: Path, work: Path, kind: HeadKind[Any], console
     """Load the target, read the data, and set the head's first weights.
 
     Raises:
-        ConfigError: the target has no tokenizer, or its states in training are not those in drafting.
+        ConfigError: the target has no tokenizer.
     """
     options = kind.options
     where = training_device(options.device)
     dtype = run_type(work, options.dtype, where, console)
     reuse_memory()
     inference_target = load_model(name, device=where)
-    model = frozen_model(name, where, dtype)
     tokenizer = target_tokenizer(name)
     rows = read_rows(data, inference_target, tokenizer, work / "packed", options.window, console)
     config = kind.config(name, inference_target, rows.window)
     counts = token_counts(rows)
     vocabulary = draft_vocabulary(counts, config.draft_vocab_size, inference_target.eos_token_ids)
-    target = TrainingTarget.of(inference_target, model, config.layers, vocabulary)
+    target = TrainingTarget.of(inference_target, config.layers, vocabulary, dtype)
     first = rows.batch(0, _FIRST_ROWS, options.seed)
     document = first.tokens[0][first.documents[0] == 0]
-    apart = check_states(target.states, inference_target, document.tolist())
-    console.print(
-        "states in training and in drafting differ by "
-        + ", ".join(f"{value:.1%} (layer {layer})" for layer, value in zip(target.states.layers, apart, strict=True)),
-        highlight=False,
-    )
     head = kind.module(config)
     kind.set_first_weights(head, target.states.of(document, [len(document)])[1:, -1], target.output_rows)
     coverage = float(counts[vocabulary].sum() / counts.sum())
@@ -266,28 +256,29 @@ def evaluate_head(
         )
     check_target(stored.fingerprint, target, str(folder))
     kind = make_kind()
-    model = frozen_model(name, where, product_type(AUTO, where))
     with tempfile.TemporaryDirectory() as temporary:
         packed = Path(temporary) / "packed"
         if data is None:
-            documents = _continuations(model, tokenizer, new_tokens)
+            documents = _continuations(target, tokenizer, new_tokens)
             rows = pack(documents, packed, window=WINDOW, vocab_size=target.vocab_size, made_from={})
         else:
             rows = read_rows(data, target, tokenizer, packed, WINDOW, Console(stderr=True)).held_out()
         head = kind.module(stored.config)
         head.load_state_dict(dict(stored.tensors))
-        parts = TrainingTarget.of(target, model, stored.config.layers, vocabulary)
-        held_out = HeldOut(parts, rows, FINAL_ROWS, vocabulary, num_draft_tokens, kind.predict)
+        parts = TrainingTarget.of(target, stored.config.layers, vocabulary, product_type(AUTO, where))
+        of = parts, rows, FINAL_ROWS, vocabulary, num_draft_tokens, kind.predict
+        held_out = HeldOut(*of, Console(stderr=True), is_kept=False)
         if not held_out:
             raise ConfigError(f"{data} has no held-out answers. Give more data, or leave --data out.")
         start = PreparedRun(target, parts, rows, head.to(where), vocabulary, 0.0, kind)
         return measure_head(start, held_out, num_draft_tokens)
 
 
-def _continuations(model: Any, tokenizer: Any, new_tokens: int) -> Iterator[PackedDocument]:
+def _continuations(target: LanguageModel, tokenizer: Any, new_tokens: int) -> Iterator[PackedDocument]:
     """Continue the bundled prompts at temperature 0."""
     prompts = [encode_text(tokenizer, case.prompt, special=True) for case in workloads.load_workload("code")]
-    for batch in batches_of_one_length(prompts):
-        for tokens in write_on(model, batch.to(model.device), new_tokens, 0.0, 0).tolist():
-            first = len(tokens) - new_tokens
-            yield PackedDocument(tokens, [position >= first for position in range(len(tokens))])
+    params = SamplingParams(temperature=0, max_tokens=new_tokens, ignore_eos=True)
+    for answer in LLM(target, None).generate(prompts, params):
+        before = answer.prompt_token_ids
+        wanted = [False] * len(before) + [True] * len(answer.token_ids)
+        yield PackedDocument([*before, *answer.token_ids], wanted)

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from rich.console import Console
 from torch import Tensor
 
 from forerun.train.accelerator import device_of
@@ -22,6 +23,7 @@ from forerun.train.data.packed import NO_DOCUMENT, PackedShard
 from forerun.train.evaluate import accepted_chains, expected_chains
 from forerun.train.heads.module import HeadModule, HeadRows, head_rows
 from forerun.train.heads.target_states import HeadInputs, TrainingTarget
+from forerun.train.loop import StageProgress
 
 CONTEXTS = (0, 128, 256, 512, 1024, 2048, 4096, 8192)
 """Where the buckets of context lengths begin."""
@@ -139,14 +141,31 @@ class HeadScore:
         return self.mean_acceptance_length
 
 
+@dataclass(frozen=True, slots=True)
+class JudgedRows:
+    """Rows with what the target says of them.
+
+    Attributes:
+        states: [N, layers, hidden] of all tokens (`HeadInputs`).
+        likeliest: [N] the target's most probable token after each predicting position.
+        mass: [N] its probability of the whole draft vocabulary there.
+    """
+
+    rows: HeadRows
+    states: Tensor
+    likeliest: Tensor
+    mass: Tensor
+
+
 class HeldOut:
-    """Held-out answers, with the target's states of them.
+    """Held-out answers, with what the target says of them.
 
     Args:
         rows: packed rows; the first `count` of them.
         vocabulary: [V] ids of the draft vocabulary.
         predict: computes the head's predictions (`HeadKind.predict`).
-        done: is told how many rows have been read.
+        console: for progress; None without.
+        is_kept: the target's states are computed once; otherwise whenever they are read, which takes no memory.
     """
 
     def __init__(
@@ -157,36 +176,48 @@ class HeldOut:
         vocabulary: Tensor,
         num_draft_tokens: int,
         predict: Callable[[Any, HeadInputs], LogitParts],
-        done: Callable[[int], object] = lambda _: None,
+        console: Console | None = None,
+        *,
+        is_kept: bool = True,
     ) -> None:
         self._target = target
         self._vocabulary = vocabulary
         self._k = num_draft_tokens
         self._predict = predict
-        self._done = done
-        self._output = target.all_output_rows()
-        self._parts = list(self._read(rows, min(count, len(rows))))
+        self._console = console or Console(quiet=True)
+        self._laid = list(self._laid_out(rows, min(count, len(rows))))
+        self._kept = list(self._read()) if is_kept else None
 
     def __bool__(self) -> bool:
         """Return whether there is anything to score."""
-        return bool(self._parts)
+        return bool(self._laid)
 
-    def _read(self, rows: PackedShard, count: int) -> Iterator[HeadInputs]:
+    def _laid_out(self, rows: PackedShard, count: int) -> Iterator[HeadRows]:
         for start in range(0, count, ROWS_AT_ONCE):
             batch = rows.rows(list(range(start, min(count, start + ROWS_AT_ONCE))))
             laid = head_rows(batch.tokens, answers_alone(batch.wanted, batch.documents), batch.documents, self._k)
             if len(laid.active):
-                states = self._target.states.of(laid.token_ids, laid.lengths)
-                embeddings = self._target.embeddings(laid.token_ids)
-                yield HeadInputs(self._target, laid.to(states.device), states, embeddings)
-            self._done(min(count, start + ROWS_AT_ONCE))
+                yield laid
+
+    def _read(self) -> Iterator[JudgedRows]:
+        with StageProgress(self._console, "reading held-out answers", len(self._laid)) as progress:
+            for done, rows in enumerate(self._laid, 1):
+                num_logits = _after_first(rows)
+                judged = self._target.states.judged(rows.token_ids, rows.lengths, num_logits, self._vocabulary)
+                yield JudgedRows(rows.to(judged[0].device), *judged)
+                progress.show(done)
+
+    def _parts(self) -> Iterator[tuple[JudgedRows, HeadInputs]]:
+        for part in self._read() if self._kept is None else self._kept:
+            embeddings = self._target.embeddings(part.rows.token_ids)
+            yield part, HeadInputs(self._target, part.rows, part.states, embeddings)
 
     @torch.no_grad()
     def score(self, head: HeadModule) -> HeadScore:
         """Measure a head of the same target and vocabulary."""
         found = HeadScore(self._k)
-        for part in self._parts:
-            matches, overlaps, greedy = self._agreement(head, part)
+        for part, inputs in self._parts():
+            matches, overlaps, greedy = self._agreement(head, part, inputs)
             _count(found, part.rows, matches.cpu(), overlaps.cpu(), greedy.cpu())
         return found
 
@@ -199,14 +230,14 @@ class HeldOut:
             the text's. The draft vocabulary's size where it lacks the token, and -1 where nothing is predicted, or the
             text's token is not the target's.
         """
-        for part in self._parts:
+        for part, inputs in self._parts():
             rows = part.rows
             size = len(part.rows.token_ids)
             ranks = torch.full((rows.steps, size), -1, dtype=torch.int64, device=part.states.device)
-            for here, logits, predictions in self._predictions(head, part):
+            for here, predictions in self._predictions(head, inputs):
                 positions = rows.predictors[here]
                 text = rows.token_ids[positions + 1]
-                is_target = logits.argmax(-1) == text
+                is_target = part.likeliest[positions] == text
                 own = self._vocabulary.to(text.device)
                 is_own = own == text[:, None]
                 for step, drafted in enumerate(predictions):
@@ -215,23 +246,21 @@ class HeldOut:
                     ranks[step, positions] = torch.where(rows.valid[step, here] & is_target, rank, -1)
             yield rows, ranks
 
-    def _predictions(self, head: HeadModule, part: HeadInputs) -> Iterator[tuple[slice, Tensor, list[Tensor]]]:
-        """Compute logits at some of the predicting positions at a time: the target's, [n, V], and at each step the
-        head's, of its vocabulary."""
-        rows = part.rows
-        dtype = part.target.dtype
-        parts = [(features, layer.to(dtype)) for features, layer in self._predict(head, part)]
+    def _predictions(self, head: HeadModule, inputs: HeadInputs) -> Iterator[tuple[slice, list[Tensor]]]:
+        """Compute the head's logits [n, V] of each step at some of the predicting positions at a time."""
+        rows = inputs.rows
+        dtype = self._target.dtype
+        parts = [(features, layer.to(dtype)) for features, layer in self._predict(head, inputs)]
         for start in range(0, len(rows.predictors), CHUNK):
             here = slice(start, start + CHUNK)
-            logits = (part.states[rows.predictors[here], -1].to(dtype) @ self._output.T).float()
             predictions = []
             for step in range(rows.steps):
                 chosen = rows.rows[step, here]
                 every = [F.linear(features[step, chosen].to(dtype), layer).float() for features, layer in parts]
                 predictions.append(torch.stack(every).sum(0))
-            yield here, logits, predictions
+            yield here, predictions
 
-    def _agreement(self, head: HeadModule, part: HeadInputs) -> tuple[Tensor, Tensor, Tensor]:
+    def _agreement(self, head: HeadModule, part: JudgedRows, inputs: HeadInputs) -> tuple[Tensor, Tensor, Tensor]:
         """Compare head, text and target.
 
         Returns:
@@ -245,17 +274,29 @@ class HeldOut:
         matches = torch.zeros(rows.steps, size, dtype=torch.bool, device=where)
         overlaps = torch.full((rows.steps, size), float("nan"), device=where)
         greedy = torch.zeros(size, dtype=torch.bool, device=where)
-        for here, logits, predictions in self._predictions(head, part):
+        output = self._target.output_rows
+        for here, predictions in self._predictions(head, inputs):
             positions = rows.predictors[here]
             text = rows.token_ids[positions + 1]
-            greedy[positions] = logits.argmax(-1) == text
-            wanted = torch.softmax(logits, -1)[:, vocabulary]
+            greedy[positions] = part.likeliest[positions] == text
+            logits = (part.states[positions, -1].to(output.dtype) @ output.T).float()
+            wanted = torch.softmax(logits, -1) * part.mass[positions, None]
             for step, drafted in enumerate(predictions):
                 valid = rows.valid[step, here]
                 matches[step, positions] = (vocabulary[drafted.argmax(-1)] == text) & valid
                 common = torch.minimum(wanted, torch.softmax(drafted, -1)).sum(-1)
                 overlaps[step, positions] = torch.where(valid, common, float("nan"))
         return matches, overlaps, greedy
+
+
+def _after_first(rows: HeadRows) -> list[int]:
+    """Count the tokens of each document from its first predicting position on."""
+    ends = torch.tensor(rows.lengths).cumsum(0)
+    found = [0] * len(rows.lengths)
+    of = torch.searchsorted(ends, rows.predictors, right=True).tolist()
+    for document, position in zip(reversed(of), reversed(rows.predictors.tolist()), strict=True):
+        found[document] = int(ends[document]) - position
+    return found
 
 
 def answers_alone(wanted: Tensor, documents: Tensor) -> Tensor:

@@ -218,7 +218,7 @@ def head_rows(tokens: Tensor, wanted: Tensor, documents: Tensor, steps: int) -> 
     used = documents != NO_DOCUMENT
     token_ids = tokens[used].long()
     is_wanted = wanted[used]
-    lengths = _lengths(documents, used)
+    lengths = document_lengths(documents, used)
     starts = torch.tensor([0, *lengths]).cumsum(0)[:-1]
     sizes = torch.tensor(lengths)
     offset = torch.arange(len(token_ids))
@@ -261,7 +261,7 @@ def predicted(rows: HeadRows) -> Tensor:
     return found.T
 
 
-def _lengths(documents: Tensor, used: Tensor) -> list[int]:
+def document_lengths(documents: Tensor, used: Tensor) -> list[int]:
     """Return the lengths of the documents of each row, in order."""
     row = torch.arange(len(documents))[:, None].expand_as(documents)[used]
     key = row * (int(documents.max()) + 2) + documents[used]

@@ -15,12 +15,12 @@ from torch import Tensor, nn
 from forerun.drafters.models.heads.config import HeadConfig
 from forerun.train.accelerator import copy_to_device, device_of, dtype_name
 from forerun.train.checkpoint import DTYPE, LoopState, load_checkpoint, pin
-from forerun.train.data.packed import PackedShard
+from forerun.train.data.packed import NO_DOCUMENT, PackedShard
 from forerun.train.defaults import rate_for_width
 from forerun.train.heads.module import Augmentation, HeadModule, head_rows
 from forerun.train.heads.options import HEAD_OPTIMISATION, BlockTraining, HeadTraining, MedusaTraining
 from forerun.train.heads.start import HeadKind
-from forerun.train.heads.target_states import HeadInputs, StateCache, TrainingTarget
+from forerun.train.heads.target_states import HeadInputs, RowStates, TrainingTarget
 from forerun.train.loop import Batch, Evaluations, Loop, Workers
 from forerun.train.optim import Optimisers
 
@@ -70,8 +70,8 @@ def run_training(
     pin(folder, {**pinned_options(options), **facts, "head": asdict(head.config)})
     state = load_checkpoint(folder, head, optimisers)
     workers = Workers(head, options.threads)
-    targets = [target, *(target.replica() for _ in workers.replicas[1:])]
-    cache = StateCache(folder / STATES, round(options.cached_states * 1e9)) if options.cached_states else None
+    kept_in = folder / STATES if options.cached_states else None
+    states = RowStates(target.states, kept_in, round(options.cached_states * 1e9))
     evaluations = None
     if evaluate is not None and options.evaluate_every:
         evaluations = Evaluations(lambda _: evaluate(head), options.evaluate_every, options.patience)
@@ -80,8 +80,8 @@ def run_training(
         model=head,
         optimisers=optimisers,
         total_steps=total,
-        batch=partial(numbered_batch, rows, per_step, options.seed),
-        loss=HeadLoss(kind, workers.replicas, targets, cache),
+        batch=partial(numbered_batch, rows, states, per_step, options.seed),
+        loss=HeadLoss(kind, target),
         checkpoint_seconds=options.checkpoint_seconds,
         workers=workers,
         evaluations=evaluations,
@@ -107,52 +107,38 @@ def pinned_options(options: HeadTraining) -> dict[str, Any]:
     return found
 
 
-def numbered_batch(rows: PackedShard, per_step: int, seed: int, step: int) -> Batch:
-    """Return the batch of step `step`.
+def numbered_batch(rows: PackedShard, states: RowStates, per_step: int, seed: int, step: int) -> Batch:
+    """Return the batch of step `step`. The states are computed here, by all threads, before each takes its rows.
 
     Returns:
         Tokens, wanted and documents, [rows, window + 1]; of each row the factor that makes a sum over the wanted
-        tokens the batch's mean; and the number that seeds its noise.
+        tokens the batch's mean; the number that seeds its noise; and the target's states of its tokens.
     """
     batch = rows.batch(step, per_step, seed)
     count = len(batch.tokens)
     shares = torch.full((count,), count / max(1, int(batch.wanted.sum())), dtype=torch.float64)
     numbers = (seed << 32) + step * per_step + torch.arange(count)
-    return batch.tokens, batch.wanted, batch.documents, shares, numbers
+    found = states.of(batch.tokens, batch.documents)
+    return batch.tokens, batch.wanted, batch.documents, shares, numbers, found
 
 
 class HeadLoss:
-    """Computes the mean loss of some rows of a batch, for each replica of a head.
+    """Computes the mean loss of some rows of a batch, for any replica of a head."""
 
-    Args:
-        targets: one for each of `replicas`, whose threads compute at the same time.
-        cache: of the target's states; None: they are computed whenever they are read.
-    """
-
-    def __init__(
-        self,
-        kind: HeadKind[Any],
-        replicas: list[nn.Module],
-        targets: list[TrainingTarget],
-        cache: StateCache | None,
-    ) -> None:
+    def __init__(self, kind: HeadKind[Any], target: TrainingTarget) -> None:
         self._kind = kind
-        self._cache = cache
-        self._targets = {id(replica): target for replica, target in zip(replicas, targets, strict=True)}
+        self._target = target
 
     def __call__(self, model: nn.Module, piece: Batch, progress: float) -> Tensor:
         """Return the loss. piece: rows of a `numbered_batch`."""
-        target = self._targets[id(model)]
         where = device_of(model)
-        tokens, wanted, documents, shares, numbers = piece
+        *numbered, states = piece
+        tokens, wanted, documents, shares, numbers = numbered
         rows = head_rows(tokens, wanted, documents, self._kind.steps)
         if not len(rows.active):
             return sum((parameter * 0).sum() for parameter in model.parameters())  # type: ignore[return-value]
-        if self._cache is None:
-            states = target.states.of(rows.token_ids, rows.lengths)
-        else:
-            states = self._cache.of(target.states, tokens, documents).to(where)
+        used = copy_to_device((documents != NO_DOCUMENT).flatten().nonzero()[:, 0], where)
         augment = Augmentation(DROPOUT, NOISE, int(numbers[0]))
-        embeddings = target.embeddings(copy_to_device(rows.token_ids, where))
-        inputs = HeadInputs(target, rows, states, embeddings, augment)
-        return self._kind.summed_loss(model, inputs, piece) * (float(shares[0]) / len(tokens))
+        embeddings = self._target.embeddings(copy_to_device(rows.token_ids, where))
+        inputs = HeadInputs(self._target, rows, states.flatten(0, 1)[used], embeddings, augment)
+        return self._kind.summed_loss(model, inputs, tuple(numbered)) * (float(shares[0]) / len(tokens))

@@ -15,7 +15,7 @@ from forerun.errors import ConfigError
 from forerun.models import LanguageModel
 from forerun.models.families.build import of_first_layer
 from forerun.models.loading.source import find_source
-from forerun.train.data.packed import NO_DOCUMENT, PackedShard
+from forerun.train.data.packed import PackedShard
 from forerun.train.heads.evaluate import HeldOut, LogitParts
 from forerun.train.heads.options import EVALUATED_TOKENS, HeadTraining, LayerShape, layer_numbers
 from forerun.train.heads.target_states import HeadInputs
@@ -185,11 +185,12 @@ def spread_layers(num_layers: int, version: int) -> tuple[int, ...]:
 
 
 def token_counts(rows: PackedShard) -> Tensor:
-    """Count each token of the target's vocabulary in the rows, prompts included, [V] int64."""
+    """Count the tokens that a head learns to predict, each of the target's vocabulary, [V] int64: those of answers, and
+    of prompts as far as they are trained."""
     counts = torch.zeros(rows.vocab_size, dtype=torch.int64)
     for start in range(0, len(rows), _ROWS_AT_ONCE):
         batch = rows.rows(list(range(start, min(len(rows), start + _ROWS_AT_ONCE))))
-        counts += torch.bincount(batch.tokens[batch.documents != NO_DOCUMENT], minlength=rows.vocab_size)
+        counts += torch.bincount(batch.tokens[batch.wanted], minlength=rows.vocab_size)
     return counts
 
 

@@ -1,40 +1,34 @@
 """The target as training reads it: hidden states of many documents at once, embeddings and output rows.
 
-The states of a document need not have the same bits in every batch, so that products may take the fastest shapes:
-Transformers' modules compute all documents as one row, and attention is computed document by document. `check_states`
-compares these states with those of the inference target before a run.
+States come from the forward that drafting takes them from, with the same weights, quantized or not.
 """
 
 from __future__ import annotations
 
-import copy
-import threading
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
-import torch.nn.functional as F
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
-from transformers import AttentionInterface, PreTrainedModel
 
-from forerun.errors import ConfigError, UnsupportedModelError
-from forerun.models import LanguageModel, Rows, load_transformers_model
-from forerun.train.accelerator import SHAPE_STEP, columns_of
+from forerun.errors import ConfigError
+from forerun.models import LanguageModel, Model, Rows
+from forerun.models.base import Forward
+from forerun.train.accelerator import columns_of
 from forerun.train.data.packed import NO_DOCUMENT
-from forerun.train.heads.module import Augmentation, HeadRows
+from forerun.train.heads.module import Augmentation, HeadRows, document_lengths
 from forerun.utils.files import digest, remove, write_bytes
 
-NAME = "forerun_documents"
-MAX_DIFFERENCE = 0.1
-"""Largest root-mean-square difference of a layer's states, over their size, between training and inference.
-bfloat16 gives about 0.01; states of another layer differ by more than their size."""
-CHECKED_TOKENS = 128
-_UNSUPPORTED = ("softcap", "s_aux", "position_bias")
-"""Arguments of attention that change its scores and are not computed here."""
+FORWARD_ROWS = {"cpu": 512, "cuda": 8_192, "mps": 512}
+"""Rows of documents that are computed together, at most, but for one document of more: as many as give a prompt's full
+speed."""
+FORWARD_LOGITS = 1 << 25
+"""Logits that are computed together, likewise."""
+_CHUNK = 64
+"""Rows whose logits are reduced together."""
 _CACHED = "states"
 
 
@@ -42,75 +36,85 @@ class TargetStates:
     """Computes the states that enter chosen layers.
 
     Args:
-        model: the target as Transformers computes it, in evaluation mode.
+        model: the target.
         layers: rising; the number of its layers stands for the state after the final norm.
+
+    Attributes:
+        dtype: that they are kept in.
+        device: where they are computed.
     """
 
-    def __init__(self, model: PreTrainedModel, layers: Sequence[int]) -> None:
-        if model.config._attn_implementation != NAME:
-            AttentionInterface.register(NAME, _attend_by_document)
-            model.set_attn_implementation(NAME)
+    dtype = torch.bfloat16
+
+    def __init__(self, model: LanguageModel, layers: Sequence[int]) -> None:
         self.layers = tuple(layers)
-        self._decoder: Any = model.get_decoder()
+        self.device = model.device
+        self._model = model
 
-    def replica(self) -> TargetStates:
-        """Return a copy that shares the weights, for another thread."""
-        other = copy.copy(self)
-        memo: dict[int, Any] = {id(each): each for each in (*self._decoder.parameters(), *self._decoder.buffers())}
-        other._decoder = copy.deepcopy(self._decoder, memo)
-        return other
-
-    @torch.no_grad()
     def of(self, token_ids: Tensor, lengths: Sequence[int]) -> Tensor:
-        """Compute the states [N, layers, H], bfloat16, of documents laid one after another. token_ids: [N] int64."""
-        where = next(self._decoder.parameters()).device
-        count = len(token_ids)
-        if count % SHAPE_STEP:  # one more document, whose states are dropped
-            lengths = [*lengths, -count % SHAPE_STEP]
-            token_ids = F.pad(token_ids, (0, lengths[-1]))
-        positions = torch.cat([torch.arange(length) for length in lengths])
-        found = self._decoder(
-            input_ids=token_ids[None].to(where),
-            position_ids=positions[None].to(where),
-            use_cache=False,
-            output_hidden_states=True,
-            document_lengths=tuple(lengths),
-        ).hidden_states
-        return torch.stack([found[layer][0, :count] for layer in self.layers], 1).bfloat16()
+        """Compute the states [N, layers, H] of documents laid one after another. token_ids: [N] int64."""
+        return torch.cat([self._states(each) for each in self._forwards(token_ids, lengths, [0] * len(lengths))])
 
+    def judged(
+        self, token_ids: Tensor, lengths: Sequence[int], num_logits: Sequence[int], vocabulary: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Compute the states as `of`, and what the target predicts after the last tokens of each document.
 
-def _attend_by_document(
-    module: torch.nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    scaling: float,
-    dropout: float = 0.0,
-    document_lengths: Sequence[int] = (),
-    sliding_window: int | None = None,
-    **kwargs: Any,
-) -> tuple[Tensor, None]:
-    """Compute attention as Transformers calls it. query: [1, heads, N, D]; the mask is not read."""
-    for name in _UNSUPPORTED:
-        if kwargs.get(name) is not None:
-            raise UnsupportedModelError(f"attention with {name} cannot be trained for. Choose another target.")
-    queries, keys, values = (torch.split(part, list(document_lengths), 2) for part in (query, key, value))
-    attended = [
-        _attend(*document, scaling=scaling, window=sliding_window)
-        for document in zip(queries, keys, values, strict=True)
-    ]
-    return torch.cat(attended, 2).transpose(1, 2).contiguous(), None
+        Args:
+            num_logits: for each document, after how many of them.
+            vocabulary: [V] ids.
 
+        Returns:
+            The states; [N] int64 the most probable token after each token, -1 where none is asked for; [N] float32 the
+            probability of the whole vocabulary there.
+        """
+        vocabulary = vocabulary.to(self.device)
+        states = []
+        tokens = []
+        masses = []
+        for each in self._forwards(token_ids, lengths, num_logits):
+            states.append(self._states(each))
+            for logits in torch.split(each.logits, _CHUNK):
+                tokens.append(logits.argmax(-1))
+                masses.append((logits[:, vocabulary].logsumexp(-1) - logits.logsumexp(-1)).exp().float())
+        joined = torch.cat(states)
+        last = [torch.arange(length) >= length - num for length, num in zip(lengths, num_logits, strict=True)]
+        asked = torch.cat(last).nonzero()[:, 0].to(joined.device)
+        likeliest = torch.full((len(joined),), -1, device=joined.device)
+        mass = torch.zeros(len(joined), device=joined.device)
+        if len(asked):
+            likeliest[asked] = torch.cat(tokens)
+            mass[asked] = torch.cat(masses)
+        return joined, likeliest, mass
 
-def _attend(query: Tensor, key: Tensor, value: Tensor, *, scaling: float, window: int | None) -> Tensor:
-    length = query.shape[2]
-    if window is None or length <= window:
-        return F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling, enable_gqa=True)
-    positions = torch.arange(length, device=query.device)
-    distance = positions[:, None] - positions
-    seen = (distance >= 0) & (distance < window)
-    return F.scaled_dot_product_attention(query, key, value, seen, scale=scaling, enable_gqa=True)
+    def _states(self, found: Forward) -> Tensor:
+        assert found.hidden_outputs is not None
+        # a copy outside of the model's inference mode, whose tensors no gradient may be computed beside
+        return found.hidden_outputs.to(self.dtype, copy=True)
+
+    def _forwards(self, token_ids: Tensor, lengths: Sequence[int], num_logits: Sequence[int]) -> Iterator[Forward]:
+        """Compute some documents at a time, in order."""
+        documents = [part.tolist() for part in torch.split(token_ids, list(lengths))]
+        for here in self._together(lengths, num_logits):
+            caches = [self._model.new_cache() for _ in documents[here]]
+            given = zip(caches, documents[here], num_logits[here], strict=True)
+            batch = [Rows(cache, ids, num_logits=num, num_hidden_outputs=len(ids)) for cache, ids, num in given]
+            try:
+                yield self._model.forward(batch, self.layers)
+            finally:
+                for cache in caches:
+                    cache.free()
+
+    def _together(self, lengths: Sequence[int], num_logits: Sequence[int]) -> Iterator[slice]:
+        """Yield which documents are computed together."""
+        most_rows = FORWARD_ROWS[self.device.type]
+        most_logits = FORWARD_LOGITS // self._model.vocab_size
+        first = 0
+        for end in range(1, len(lengths) + 1):
+            wider = slice(first, end + 1)
+            if end == len(lengths) or sum(lengths[wider]) > most_rows or sum(num_logits[wider]) > most_logits:
+                yield slice(first, end)
+                first = end
 
 
 def learnt_layers(layers: Sequence[int], num_layers: int) -> tuple[int, ...]:
@@ -119,65 +123,27 @@ def learnt_layers(layers: Sequence[int], num_layers: int) -> tuple[int, ...]:
     return (*(layer for layer in layers if layer < num_layers), num_layers)
 
 
-def inference_states(inference_target: LanguageModel, token_ids: Sequence[int], layers: Sequence[int]) -> Tensor:
-    """Compute the states [n, layers, H] of one document by the model that the head will draft for."""
-    cache = inference_target.new_cache()
-    try:
-        hidden_outputs = inference_target.forward(
-            [Rows(cache, list(token_ids), num_logits=1, num_hidden_outputs=len(token_ids))], layers
-        ).hidden_outputs
-    finally:
-        cache.free()
-    assert hidden_outputs is not None
-    return hidden_outputs
-
-
-def check_states(states: TargetStates, inference_target: LanguageModel, token_ids: Sequence[int]) -> list[float]:
-    """Compare the states of one document in training with those of inference.
-
-    Returns:
-        For each layer, the root-mean-square difference over the states' size.
-
-    Raises:
-        ConfigError: a layer's differ by more than rounding.
-    """
-    document = list(token_ids[:CHECKED_TOKENS])
-    # the first token's state is larger than all others by orders of magnitude in many models
-    expected = inference_states(inference_target, document, states.layers).float().cpu()[1:]
-    found = states.of(torch.tensor(document), [len(document)]).float().cpu()[1:]
-    differences = ((found - expected).square().mean((0, 2)) / expected.square().mean((0, 2))).sqrt().tolist()
-    for layer, difference in zip(states.layers, differences, strict=True):
-        if not difference <= MAX_DIFFERENCE:
-            raise ConfigError(
-                f"the states entering layer {layer} of {inference_target.name} differ by {difference:.0%} of their "
-                "size between training and drafting, so that a head trained on them would not fit. Report the "
-                "architecture."
-            )
-    return differences
-
-
-def frozen_model(name: str, where: torch.device, dtype: torch.dtype) -> Any:
-    """Load a target's weights of bfloat16 as Transformers computes it by products of `dtype`, without gradients."""
-    return load_transformers_model(name, "bfloat16").eval().requires_grad_(False).to(where, dtype)
-
-
-class StateCache:
-    """A folder of states of one run, whose target and layers do not change.
+class RowStates:
+    """Computes the states of packed rows, and may keep those of some in a folder, which is of one run alone: its target
+    and layers do not change.
 
     Args:
+        folder: None keeps nothing.
         bound: bytes of the files together, at most.
     """
 
-    def __init__(self, folder: Path, bound: int) -> None:
+    def __init__(self, states: TargetStates, folder: Path | None = None, bound: int = 0) -> None:
+        self._states = states
         self._folder = folder
         self._bound = bound
-        self._lock = threading.Lock()
-        for path in folder.glob(".row-*.tmp"):  # of a process that was killed
-            remove(path)
-        self._nbytes = sum(path.stat().st_size for path in folder.glob("row-*.safetensors"))
+        self._nbytes = 0
+        if folder is not None:
+            for path in folder.glob(".row-*.tmp"):  # of a process that was killed
+                remove(path)
+            self._nbytes = sum(path.stat().st_size for path in folder.glob("row-*.safetensors"))
 
-    def of(self, states: TargetStates, tokens: Tensor, documents: Tensor) -> Tensor:
-        """Read or compute the states [N, layers, H] of the documents of packed rows, one after another.
+    def of(self, tokens: Tensor, documents: Tensor) -> Tensor:
+        """Read or compute the states [rows, window + 1, layers, H] of packed rows; zeros where there is no token.
 
         Args:
             tokens, documents: [rows, window + 1].
@@ -185,24 +151,41 @@ class StateCache:
         Raises:
             ConfigError: the disk is full.
         """
-        return torch.cat([self._row(states, *row) for row in zip(tokens, documents, strict=True)])
-
-    def _row(self, states: TargetStates, tokens: Tensor, documents: Tensor) -> Tensor:
-        path = self._folder / f"row-{digest(tokens.numpy(), documents.numpy())}.safetensors"
-        try:
-            return load(path.read_bytes())[_CACHED]
-        except (OSError, SafetensorError, KeyError):
-            pass
         used = documents != NO_DOCUMENT
-        lengths = torch.unique_consecutive(documents[used], return_counts=True)[1].tolist()
-        found = states.of(tokens[used], lengths)
-        content = save({_CACHED: found.cpu()})
-        with self._lock:
-            fits = self._nbytes + len(content) <= self._bound
-            self._nbytes += len(content) if fits else 0
-        if fits:
-            write_bytes(path, content, error=ConfigError)
-        return found
+        found = [self._kept(*row) for row in zip(tokens, documents, strict=True)]
+        missing = [index for index, each in enumerate(found) if each is None]
+        if missing:
+            there = used[missing]
+            computed = self._states.of(tokens[missing][there], document_lengths(documents[missing], there))
+            for index, each in zip(missing, torch.split(computed, there.sum(1).tolist()), strict=True):
+                found[index] = each
+                self._keep(tokens[index], documents[index], each)
+        states = torch.cat([each.to(self._states.device) for each in found if each is not None])
+        rows = states.new_zeros(*used.shape, *states.shape[1:])
+        rows[used.to(rows.device)] = states
+        return rows
+
+    def _path(self, tokens: Tensor, documents: Tensor) -> Path:
+        assert self._folder is not None
+        return self._folder / f"row-{digest(tokens.numpy(), documents.numpy())}.safetensors"
+
+    def _kept(self, tokens: Tensor, documents: Tensor) -> Tensor | None:
+        """Return the states [n, layers, H] of a row that are on disk."""
+        if self._folder is None:
+            return None
+        try:
+            return load(self._path(tokens, documents).read_bytes())[_CACHED]
+        except (OSError, SafetensorError, KeyError):
+            return None
+
+    def _keep(self, tokens: Tensor, documents: Tensor, states: Tensor) -> None:
+        """Write the states of a row, if there is room for them."""
+        if self._folder is None or self._nbytes + states.nbytes > self._bound:
+            return
+        content = save({_CACHED: states.cpu().contiguous()})
+        if self._nbytes + len(content) <= self._bound:
+            write_bytes(self._path(tokens, documents), content, error=ConfigError)
+            self._nbytes += len(content)
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,19 +206,18 @@ class TrainingTarget:
 
     @classmethod
     def of(
-        cls, inference_target: LanguageModel, model: Any, layers: Sequence[int], vocabulary: Tensor
+        cls, inference_target: Model, layers: Sequence[int], vocabulary: Tensor, dtype: torch.dtype
     ) -> TrainingTarget:
         """Collect the parts of a target.
 
         Args:
-            model: the same as `frozen_model` returns it; from then on it computes states alone.
             layers: that the head reads.
             vocabulary: [V] ids of the tokens that it proposes.
+            dtype: of products.
         """
-        read = learnt_layers(layers, model.config.get_text_config().num_hidden_layers)
-        output_rows = inference_target.output_rows(vocabulary).to(model.dtype, copy=True)
-        columns = columns_of(vocabulary, inference_target.vocab_size)
-        return cls(inference_target, TargetStates(model, read), output_rows, columns)
+        states = TargetStates(inference_target, learnt_layers(layers, inference_target.num_layers))
+        output_rows = inference_target.output_rows(vocabulary).to(dtype, copy=True)
+        return cls(inference_target, states, output_rows, columns_of(vocabulary, inference_target.vocab_size))
 
     @property
     def dtype(self) -> torch.dtype:
@@ -247,15 +229,6 @@ class TrainingTarget:
         found, index = torch.unique(token_ids, return_inverse=True)
         # outside of the model's inference mode, whose tensors no gradient may be computed beside
         return self.inference_target.embedding_rows(found).clone()[index.to(self.inference_target.device)]
-
-    def all_output_rows(self) -> Tensor:
-        """Return the whole output layer, [vocabulary, H], in the type of products."""
-        every = torch.arange(self.inference_target.vocab_size)
-        return self.inference_target.output_rows(every).to(self.dtype, copy=True)
-
-    def replica(self) -> TrainingTarget:
-        """Return a copy that shares the weights, for another thread."""
-        return replace(self, states=self.states.replica())
 
 
 @dataclass(frozen=True, slots=True)
