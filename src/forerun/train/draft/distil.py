@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from forerun.drafters.models.heads.fingerprint import target_fingerprint
-from forerun.models import LanguageModel, Rows, load_model
+from forerun.models import LanguageModel, load_model
 from forerun.models.decoders import llama_refusal
 from forerun.models.loading.configuration import MASK_TOKEN
 from forerun.train.accelerator import (
@@ -31,7 +31,7 @@ from forerun.train.accelerator import (
     training_device,
 )
 from forerun.train.checkpoint import DTYPE, LoopState, Weights, load_best, load_checkpoint, pin, pinned
-from forerun.train.data.packed import NO_DOCUMENT, PackedBatch, PackedShard
+from forerun.train.data.packed import NO_DOCUMENT, PackedShard
 from forerun.train.defaults import DraftTraining, LossName
 from forerun.train.draft.judge import HeldOutRows
 from forerun.train.draft.parallel import MaskLayout, mask_token_of, set_mask_token
@@ -46,6 +46,7 @@ from forerun.train.draft.samples import (
     restrict,
 )
 from forerun.train.evaluate import packed_inputs
+from forerun.train.heads.target_states import TargetStates
 from forerun.train.loop import Batch, Evaluations, Loop, StageProgress, Workers
 from forerun.train.losses import distillation_loss
 from forerun.train.optim import Optimisers
@@ -61,13 +62,13 @@ CALIBRATION = (64, 128)
 """Rows and tokens of the text that ranks layers and channels."""
 OUTPUT_TOKENS_KEPT = 16_384
 """Output tokens of a draft with a vocabulary of more than MOST_COLUMNS tokens, if nobody says how many."""
-IMITATION_SHARE = 0.25
+IMITATION_SHARE = 1 / 3
 """Share of the tokens, or of the time for training, in which a cut draft learns from what it was cut from."""
 EVALUATIONS = 8
 """Evaluations of a stage."""
 NUM_DRAFT_TOKENS = 4
 """Tokens of the chains that are measured, where nobody says how many."""
-IMITATED_ROWS = 128
+IMITATED_ROWS = 96
 """Packed rows from which it learns then, at most; their states are kept in memory: a gigabyte of eight layers of 896
 numbers."""
 _LEAST_VARIANCE = 1e-6
@@ -229,52 +230,47 @@ class StartStates:
     """
 
     def __init__(
-        self, start: str, layers: Sequence[int], rows: PackedShard, per_step: int, options: DraftTraining
+        self,
+        start: str,
+        layers: Sequence[int],
+        rows: PackedShard,
+        per_step: int,
+        options: DraftTraining,
+        console: Console,
     ) -> None:
         self._start = start
         self._device = training_device(options.device)
-        self._layers = tuple(layers)
-        self._rows = rows
-        self._count = min(len(rows), IMITATED_ROWS)
-        self._per_step = min(per_step, self._count)
+        self._layers = layers
+        self._rows = rows.batch(0, min(len(rows), IMITATED_ROWS), options.seed)
+        self._per_step = min(per_step, len(self._rows.tokens))
         self._seed = options.seed
-        self._kept: dict[int, Tensor] = {}
+        self._console = console
 
     def batch(self, step: int) -> Batch:
         """Return the batch of step `step`: tokens and documents [B, T], states bfloat16 [B, T, layers, H]."""
-        epoch, position = divmod(step, self._count // self._per_step)
-        order = np.random.default_rng([self._seed, epoch]).permutation(self._count)
-        numbers = order[position * self._per_step :][: self._per_step].tolist()
-        batch = self._rows.rows(numbers)
-        states = torch.stack([self._of(number, batch, place) for place, number in enumerate(numbers)])
-        return batch.tokens[:, :-1], batch.documents[:, :-1], states
+        count = len(self._rows.tokens)
+        epoch, position = divmod(step, count // self._per_step)
+        order = torch.from_numpy(np.random.default_rng([self._seed, epoch]).permutation(count))
+        chosen = order[position * self._per_step :][: self._per_step]
+        return self._rows.tokens[chosen, :-1], self._rows.documents[chosen, :-1], self._states[chosen]
 
     @cached_property
-    def _model(self) -> LanguageModel:
-        return load_model(self._start, device=self._device)
-
-    def _of(self, number: int, batch: PackedBatch, place: int) -> Tensor:
-        """Return the states of one row, [T, layers, H]; 0 where it has no token."""
-        if number not in self._kept:
-            tokens = batch.tokens[place, :-1]
-            documents = batch.documents[place, :-1]
-            used = documents != NO_DOCUMENT
-            lengths = torch.unique_consecutive(documents[used], return_counts=True)[1].tolist()
-            caches = [self._model.new_cache() for _ in lengths]
-            fed = [
-                Rows(cache, part.tolist(), num_logits=1, num_hidden_outputs=len(part))
-                for cache, part in zip(caches, torch.split(tokens[used], lengths), strict=True)
-            ]
-            try:
-                found = self._model.forward(fed, self._layers).hidden_outputs
-            finally:
-                for cache in caches:
-                    cache.free()
-            assert found is not None
-            states = torch.zeros(len(tokens), *found.shape[1:], dtype=torch.bfloat16)
-            states[used] = found.to("cpu", torch.bfloat16)
-            self._kept[number] = states
-        return self._kept[number]
+    def _states(self) -> Tensor:
+        """Compute the states of all rows, [rows, T, layers, H]; 0 where there is no token."""
+        states = TargetStates(load_model(self._start, device=self._device), self._layers)
+        found = []
+        done = 0
+        with StageProgress(self._console, "states of the start", len(self._rows.tokens)) as progress:
+            for tokens, documents in zip(self._rows.tokens[:, :-1], self._rows.documents[:, :-1], strict=True):
+                used = documents != NO_DOCUMENT
+                lengths = torch.unique_consecutive(documents[used], return_counts=True)[1].tolist()
+                of_tokens = states.of(tokens[used], lengths).cpu()
+                row = torch.zeros(len(tokens), *of_tokens.shape[1:], dtype=of_tokens.dtype)
+                row[used] = of_tokens
+                found.append(row)
+                done += len(of_tokens)
+                progress.show(len(found), tokens=done)
+        return torch.stack(found)
 
 
 def train_stages(
@@ -403,7 +399,7 @@ class Stages:
         """
         options = self.options
         per_step = max(1, options.tokens_per_step // rows.window)
-        states = StartStates(start, layers, rows, per_step, options)
+        states = StartStates(start, layers, rows, per_step, options, self.console)
         losses = ImitationLoss(output_tokens_of(self.draft), self.dtype)
         return self._train(
             "imitation",
