@@ -23,11 +23,14 @@ from torch import Tensor
 
 from forerun import LLM, MedusaTree, SamplingParams
 from forerun.config import BUNDLED_TARGET
+from forerun.drafters.block import Block
 from forerun.drafters.models.head_files.folder import load_head
 from forerun.drafters.models.medusa.config import RANKS
 from forerun.errors import ConfigError
+from forerun.export.gguf import export_llama_cpp
 from forerun.train.block import BlockKind
 from forerun.train.checkpoint import CHECKPOINT, LoopState, save_checkpoint
+from forerun.train.data.packed import PackedDocument, pack
 from forerun.train.eagle import EagleKind
 from forerun.train.heads.commands import PreparedRun, evaluate_head, measure_head, prepare_head, train_head
 from forerun.train.heads.evaluate import HeldOut
@@ -40,7 +43,7 @@ from forerun.train.heads.options import (
     MedusaTraining,
 )
 from forerun.train.heads.run import run_training
-from forerun.train.heads.start import HeadKind
+from forerun.train.heads.start import HeadKind, draft_vocabulary, token_counts
 from forerun.train.loop import Loop
 from forerun.train.medusa import MedusaKind
 from forerun.utils.files import locked, sealed_file
@@ -145,12 +148,12 @@ class Starts(dict[str, PreparedRun]):
     def __init__(self, root: Path) -> None:
         super().__init__()
         self._root = root
-        self._answers = write_answers(root / "answers.jsonl")
+        self.answers = write_answers(root / "answers.jsonl")
 
     def __missing__(self, name: str) -> PreparedRun:
         own = TRAINED[name]
         (self._root / name).mkdir()
-        self[name] = prepare_head(BUNDLED_TARGET, self._answers, self._root / name, own.kind(own.options), QUIET)
+        self[name] = prepare_head(BUNDLED_TARGET, self.answers, self._root / name, own.kind(own.options), QUIET)
         return self[name]
 
 
@@ -324,6 +327,29 @@ def test_the_command_writes_a_head_that_drafts_and_is_evaluated_with_its_card(
         pytest.raises(ConfigError, match="in use by another"),
     ):
         trained_folder(start, out, options, resume=True)
+
+
+def test_a_quantized_gguf_file_is_a_target(starts: Starts, tmp_path: Path) -> None:
+    """For a block head of two layers with bias and confidence."""
+    target = tmp_path / "target.gguf"
+    export_llama_cpp(BUNDLED_TARGET, target, type_name="Q8_0", pre="gpt-2")
+    own = TRAINED["block"]
+    out = tmp_path / "head"
+    options = own.changed({"num_layers": 2}, max_steps=1, evaluate_every=0)
+    how = {"resume": False, "force": False}
+    train_head(out, tmp_path / "run", str(target), starts.answers, own.kind(options), "forerun train", **how)
+    assert json.loads((out / "training.json").read_text())["target"]["number_format"] == "Q8_0"
+    llm = LLM(target, Block(out), num_draft_tokens=2)
+    result: Any = llm.generate([1, 2, 3], SamplingParams(temperature=0, max_tokens=8, ignore_eos=True))
+    assert result.stats.num_draft_tokens > 0
+
+
+def test_a_draft_vocabulary_is_of_the_tokens_that_are_learnt(tmp_path: Path) -> None:
+    document = PackedDocument([7, 7, 7, 5, 6], [False, False, False, True, True])
+    rows = pack([document], tmp_path / "packed", window=8, vocab_size=9, made_from={})
+    counts = token_counts(rows)
+    assert counts.nonzero().flatten().tolist() == [5, 6]
+    assert draft_vocabulary(counts, 3, frozenset({8})).tolist() == [5, 6, 8]
 
 
 def test_a_tree_of_medusa_heads_grows_by_what_is_counted_after_training(starts: Starts, tmp_path: Path) -> None:
