@@ -324,7 +324,7 @@ def train_stages(
     draft.to(training_device(options.device))
     judge = HeldOutRows(held_out, options.parallel or NUM_DRAFT_TOKENS)
     states = {}
-    run = Stages(draft, of_start, run_folder, options, dtype, judge, console)
+    run = _Stages(draft, of_start, run_folder, options, dtype, judge, console)
     if kept is not None:
         quarter = end if end == math.inf else time.monotonic() + IMITATION_SHARE * (end - time.monotonic())
         states["imitation"] = run.imitate(start.name, [*kept[1:], num_layers], rows, quarter)
@@ -373,7 +373,7 @@ def _vocabulary(
 
 
 @dataclass(frozen=True, slots=True)
-class Stages:
+class _Stages:
     """The stages of a draft's training, each in a folder of its own.
 
     Attributes:
