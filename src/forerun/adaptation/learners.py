@@ -184,15 +184,19 @@ class DraftLearner(Learner):
         self._model = learnable.modules
         outputs = self._outputs = learnable.output_tokens
         self._columns = None if outputs is None else columns_of(outputs, target.vocab_size)
+
+        def pause(*_: object) -> None:  # no method: copies of the modules hold it, too
+            self.pause()
+
         for layer in learnable.layers:
-            layer.register_forward_pre_hook(lambda *_: self.pause())
+            layer.register_forward_pre_hook(pause)
 
     def module(self, tensors: Mapping[str, Tensor]) -> nn.Module:
         return _Tensors(tensors)
 
     def loss(self, module: nn.Module, segment: Segment) -> Tensor:
         logits = self._logits(module, segment)
-        ids, probs = self._labels(segment.states[segment.first - 1 :].float())
+        ids, probs = self._labels(segment.states[segment.first - 1 :, -1].float())
         ids = ids if self._columns is None else self._columns[ids]
         return distillation_loss(logits, ids, probs) * len(logits)
 
