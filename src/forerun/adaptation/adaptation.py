@@ -16,7 +16,7 @@ import torch
 
 from forerun.adaptation.learners import learner_of
 from forerun.adaptation.pupil import Progress, Pupil
-from forerun.adaptation.ring import Rings, restored, stored
+from forerun.adaptation.ring import Rings, excerpts_file, read_excerpts
 from forerun.config import AdaptOptions
 from forerun.drafters.base import Adaptable, Drafter
 from forerun.errors import ConfigError, DrafterError, ForerunError
@@ -147,7 +147,7 @@ class Adaptation(Closing):
         for tenant in seen.keys() - self._pupils.keys():
             self._restore(tenant)
         new = {tenant: count - self._seen.get(tenant, 0) for tenant, count in seen.items()}
-        best = max(new, key=lambda tenant: new[tenant], default=None)
+        best = max(new, key=new.__getitem__, default=None)
         return best if new.get(best, 0) >= self._round_tokens else _NOBODY
 
     def _learn(self, tenant: str | None) -> None:
@@ -174,9 +174,9 @@ class Adaptation(Closing):
 
     def _folder(self, tenant: str | None) -> Path | None:
         """Return where a tenant's copy and ring are kept; None: nowhere. Its name is not told."""
-        name = "" if tenant is None else digest(tenant.encode())
+        name = "all" if tenant is None else f"tenant-{digest(tenant.encode())[:16]}"
         folder = self._options.adapt_folder
-        return None if folder is None else Path(folder) / (f"tenant-{name[:16]}" if name else "all")
+        return None if folder is None else Path(folder) / name
 
     def _restore(self, tenant: str | None) -> None:
         """Begin a tenant's learning where it was, if it was kept."""
@@ -186,7 +186,7 @@ class Adaptation(Closing):
             like = len(self._learner.needs.layers), self._adaptable.target.embedding_rows(torch.tensor([0])).shape[1]
             with _told(folder):
                 content = (folder / _RING).read_bytes()
-                self.rings.restore(tenant, restored(content, like, self._adaptable.target.vocab_size))
+                self.rings.restore(tenant, read_excerpts(content, like, self._adaptable.target.vocab_size))
         if folder is not None and (folder / _COPY).is_dir():
             with _told(folder):
                 serving = self._learner.read(folder / _COPY)
@@ -209,7 +209,7 @@ class Adaptation(Closing):
             older, newest = self.rings.split(tenant)
             with _told(folder):
                 folder.mkdir(parents=True, exist_ok=True)
-                write_bytes(folder / _RING, stored([*older, *newest]), error=ConfigError)
+                write_bytes(folder / _RING, excerpts_file([*older, *newest]), error=ConfigError)
 
     def _waits_for_idle(self) -> bool:
         """Wait until there has been no request for a moment; return False once this is closed."""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from forerun.adaptation.ring import Segment
+from forerun.adaptation.ring import Excerpt
 from forerun.drafters.base import TRAINING_RECORD, Adaptable
 from forerun.drafters.model_drafter import AdaptableModel
 from forerun.drafters.models.eagle.drafting import LearnableEagle
@@ -49,14 +49,16 @@ class Learner(ABC):
     """
 
     needs: Needs
-    pause: Callable[[], object] = staticmethod(lambda: None)
+
+    def __init__(self) -> None:
+        self.pause: Callable[[], object] = bool  # nothing is waited for
 
     @abstractmethod
     def module(self, tensors: Mapping[str, Tensor]) -> nn.Module:
         """Return a module whose parameters are the tensors, by the same names."""
 
     @abstractmethod
-    def loss(self, module: nn.Module, segment: Segment) -> Tensor:
+    def loss(self, module: nn.Module, segment: Excerpt) -> Tensor:
         """Sum the loss over a segment's tokens."""
 
     def parameters(self, module: nn.Module) -> dict[str, Tensor]:
@@ -81,7 +83,7 @@ class Learner(ABC):
         """
 
     @abstractmethod
-    def accepted(self, module: nn.Module, segment: Segment) -> Tensor:
+    def accepted(self, module: nn.Module, segment: Excerpt) -> Tensor:
         """Return [n] how many of DEPTH tokens a greedy draft would have had accepted at each position of the segment
         where so many follow."""
 
@@ -94,6 +96,7 @@ class EagleLearner(Learner):
     """
 
     def __init__(self, adaptable: Adaptable, learnable: LearnableEagle) -> None:
+        super().__init__()
         target, head = adaptable.target, learnable.head
         assert isinstance(target, Model)
         vocabulary = head.token_ids
@@ -114,13 +117,13 @@ class EagleLearner(Learner):
         module.load_state_dict(dict(tensors))
         return module
 
-    def loss(self, module: nn.Module, segment: Segment) -> Tensor:
+    def loss(self, module: nn.Module, segment: Excerpt) -> Tensor:
         assert isinstance(module, EagleHeadModule)
         inputs, piece = self._inputs(segment)
         return self._kind.summed_loss(module, inputs, piece)
 
     @torch.no_grad()
-    def accepted(self, module: nn.Module, segment: Segment) -> Tensor:
+    def accepted(self, module: nn.Module, segment: Excerpt) -> Tensor:
         assert isinstance(module, EagleHeadModule)
         inputs, _ = self._inputs(segment)
         rows = inputs.rows
@@ -149,7 +152,7 @@ class EagleLearner(Learner):
             raise ModelLoadError(f"{folder} holds a copy of another head. Remove it, or give another folder.")
         return _like(head.tensors, self._head.tensors, folder)
 
-    def _inputs(self, segment: Segment) -> tuple[HeadInputs, tuple[Tensor, ...]]:
+    def _inputs(self, segment: Excerpt) -> tuple[HeadInputs, tuple[Tensor, ...]]:
         tokens = segment.token_ids[None]
         wanted = (torch.arange(len(segment.token_ids)) >= segment.first)[None]
         documents = torch.zeros_like(tokens)
@@ -176,6 +179,7 @@ class DraftLearner(Learner):
     A large model's piece of work takes seconds: it pauses between layers."""
 
     def __init__(self, adaptable: Adaptable, learnable: LearnableDraft) -> None:
+        super().__init__()
         target = adaptable.target
         assert isinstance(target, Model)
         self.needs = Needs(layers=(target.num_layers,), states=True)
@@ -194,14 +198,14 @@ class DraftLearner(Learner):
     def module(self, tensors: Mapping[str, Tensor]) -> nn.Module:
         return _Tensors(tensors)
 
-    def loss(self, module: nn.Module, segment: Segment) -> Tensor:
+    def loss(self, module: nn.Module, segment: Excerpt) -> Tensor:
         logits = self._logits(module, segment)
         ids, probs = self._labels(segment.states[segment.first - 1 :, -1].float())
         ids = ids if self._columns is None else self._columns[ids]
         return distillation_loss(logits, ids, probs) * len(logits)
 
     @torch.no_grad()
-    def accepted(self, module: nn.Module, segment: Segment) -> Tensor:
+    def accepted(self, module: nn.Module, segment: Excerpt) -> Tensor:
         logits = self._logits(module, segment)
         text = segment.token_ids[segment.first :]
         matches = (logits.argmax(-1) == (text if self._columns is None else self._columns[text])).long()
@@ -221,7 +225,7 @@ class DraftLearner(Learner):
         stored = dict(load_transformers_model(folder, "float32").named_parameters())
         return _like({name: stored[name].detach() for name in known.keys() & stored.keys()}, known, folder)
 
-    def _logits(self, module: nn.Module, segment: Segment) -> Tensor:
+    def _logits(self, module: nn.Module, segment: Excerpt) -> Tensor:
         """Return the logits of the tokens that are learnt, [n, V], over those that it proposes."""
         tokens = torch.cat([segment.before, segment.token_ids[:-1]])
         count = segment.num_tokens

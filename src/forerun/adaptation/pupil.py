@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from forerun.adaptation.judge import ENTERS, LEAVES, gain
 from forerun.adaptation.learners import Learner
-from forerun.adaptation.ring import Segment
+from forerun.adaptation.ring import Excerpt
 from forerun.drafters.base import Adaptable
 
 _log = logging.getLogger(__name__)
@@ -86,7 +86,7 @@ class Pupil:
         """Return the tensors of the copy that learns."""
         return self._learner.parameters(self.module)
 
-    def round(self, older: Seq[Segment], newest: Seq[Segment], num_seen: int) -> Iterator[None]:
+    def round(self, older: Seq[Excerpt], newest: Seq[Excerpt], num_seen: int) -> Iterator[None]:
         """Learn from the older segments, judge by the newest, and swap. Yields after each piece of work.
 
         num_seen: tokens that have come so far.
@@ -100,15 +100,15 @@ class Pupil:
         progress.rounds += 1
         yield from self._judge(newest)
 
-    def _batches(self, older: Seq[Segment], new: int) -> Iterator[list[Segment]]:
+    def _batches(self, older: Seq[Excerpt], new: int) -> Iterator[list[Excerpt]]:
         """Yield the segments of each step: of the newest of these, which hold `new` tokens, and as many of all."""
-        recent: list[Segment] = []
+        recent: list[Excerpt] = []
         for segment in reversed(older):
             if sum(each.num_tokens for each in recent) >= new:
                 break
             recent.append(segment)
         tokens = int(PASSES * sum(each.num_tokens for each in recent))
-        batch: list[Segment] = []
+        batch: list[Excerpt] = []
         while tokens > 0:
             for pool in (recent, older):
                 segment = self._random.choice(pool)
@@ -118,7 +118,7 @@ class Pupil:
                 yield batch
                 batch = []
 
-    def _step(self, segments: Seq[Segment]) -> Iterator[None]:
+    def _step(self, segments: Seq[Excerpt]) -> Iterator[None]:
         total = sum(each.num_tokens for each in segments)
         for segment in segments:
             (self._learner.loss(self.module, segment) / total).backward()  # type: ignore[no-untyped-call]
@@ -129,7 +129,7 @@ class Pupil:
         self.progress.steps += 1
         yield
 
-    def _judge(self, segments: Seq[Segment]) -> Iterator[None]:
+    def _judge(self, segments: Seq[Excerpt]) -> Iterator[None]:
         """Compare original, what drafts and the copy by segments that none has learnt from, and swap."""
         modules = {"original": self._learner.module(self._original), "copy": self.module}
         if self.serving is not None:

@@ -35,7 +35,7 @@ _FIRST = "first"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Segment:
+class Excerpt:
     """Some tokens of one sequence in a row, as the target has verified them.
 
     Attributes:
@@ -75,11 +75,11 @@ class _Open:
     first: int
     states: list[Tensor] = field(default_factory=list)
 
-    def closed(self, token_ids: Seq[int]) -> Segment:
+    def closed(self, token_ids: Seq[int]) -> Excerpt:
         """Return what it holds."""
         tokens = torch.tensor(token_ids[self.start : self.end + 1])
         before = torch.tensor(token_ids[max(0, self.start - BEFORE) : self.start], dtype=torch.int64)
-        return Segment(tokens, torch.cat(self.states), before, self.first - self.start)
+        return Excerpt(tokens, torch.cat(self.states), before, self.first - self.start)
 
 
 class Ring:
@@ -90,7 +90,7 @@ class Ring:
     """
 
     def __init__(self) -> None:
-        self._segments: deque[Segment] = deque()
+        self._segments: deque[Excerpt] = deque()
         self.num_seen = 0
 
     @property
@@ -103,7 +103,7 @@ class Ring:
         """Return the tokens of all segments that are learnt."""
         return sum(each.num_tokens for each in self._segments)
 
-    def add(self, segment: Segment, most: int) -> None:
+    def add(self, segment: Excerpt, most: int) -> None:
         """Add a segment, and forget the oldest ones beyond `most` bytes."""
         self._segments.append(segment)
         self.num_seen += segment.num_tokens
@@ -115,7 +115,7 @@ class Ring:
         while left > most:
             left -= self._segments.popleft().nbytes
 
-    def split(self) -> tuple[list[Segment], list[Segment]]:
+    def split(self) -> tuple[list[Excerpt], list[Excerpt]]:
         """Return the older segments, which may be learnt, and the newest, which judge: in order of time. What has
         judged is learnt once it is no longer among the newest."""
         segments = list(self._segments)
@@ -128,7 +128,7 @@ class Ring:
 
 
 class Rings:
-    """Watches a drafter's sequences (`Watcher`), and keeps what was verified, for each tenant apart.
+    """Watches a drafter's sequences (`StepWatcher`), and keeps what was verified, for each tenant apart.
 
     The engine's thread adds, another one reads.
 
@@ -148,7 +148,7 @@ class Rings:
         with self._lock:
             return sum(each.nbytes for each in self._rings.values())
 
-    def restore(self, tenant: str | None, segments: Seq[Segment]) -> None:
+    def restore(self, tenant: str | None, segments: Seq[Excerpt]) -> None:
         """Begin a tenant's ring with segments that were kept."""
         with self._lock:
             for segment in segments:
@@ -159,14 +159,14 @@ class Rings:
         with self._lock:
             return {tenant: ring.num_seen for tenant, ring in self._rings.items()}
 
-    def split(self, tenant: str | None) -> tuple[list[Segment], list[Segment]]:
+    def split(self, tenant: str | None) -> tuple[list[Excerpt], list[Excerpt]]:
         """Return a tenant's segments as `Ring.split` does; none if it has no ring."""
         with self._lock:
             ring = self._rings.get(tenant)
             return ([], []) if ring is None else ring.split()
 
     def see(self, steps: Seq[Step]) -> None:
-        """Keep the states that steps have added, of a prompt the last ones (`Watcher.see`)."""
+        """Keep the states that steps have added, of a prompt the last ones (`StepWatcher.see`)."""
         for step in steps:
             if step.states is None or not len(step.states):
                 continue
@@ -189,7 +189,7 @@ class Rings:
                 self._open[sequence] = _Open(end - len(overlap), end, end + 1, [overlap])
 
     def leave(self, sequence: Sequence, length: int = 0) -> None:
-        """End the segment of a sequence; with a length, forget it (`Watcher.leave`)."""
+        """End the segment of a sequence; with a length, forget it (`StepWatcher.leave`)."""
         known = self._open.pop(sequence, None)
         if known is None or length or known.end + 1 - known.first < LEAST:
             return
@@ -198,7 +198,7 @@ class Rings:
         with self._lock:
             self._add(tenant, segment)
 
-    def _add(self, tenant: str | None, segment: Segment) -> None:
+    def _add(self, tenant: str | None, segment: Excerpt) -> None:
         ring = self._rings.pop(tenant, None) or Ring()
         self._rings[tenant] = ring  # as the last that was used
         while len(self._rings) > MOST_TENANTS:
@@ -209,15 +209,15 @@ class Rings:
             each.trim(share)
 
 
-def stored(segments: Seq[Segment]) -> bytes:
+def excerpts_file(segments: Seq[Excerpt]) -> bytes:
     """Return segments as a file."""
     parts = {f"{number}.{name}": getattr(each, name) for number, each in enumerate(segments) for name in _TENSORS}
     firsts = torch.tensor([each.first for each in segments], dtype=torch.int64)
     return save({name: part.contiguous() for name, part in parts.items()} | {_FIRST: firsts})
 
 
-def restored(content: bytes, like: tuple[int, int], vocab_size: int) -> list[Segment]:
-    """Return what `stored` was given.
+def read_excerpts(content: bytes, like: tuple[int, int], vocab_size: int) -> list[Excerpt]:
+    """Return what `excerpts_file` was given.
 
     Args:
         like: layers and width of the states.
@@ -229,7 +229,7 @@ def restored(content: bytes, like: tuple[int, int], vocab_size: int) -> list[Seg
         parts = load(content)
         firsts: list[int] = parts[_FIRST].tolist()
         every = [
-            Segment(parts[f"{number}.token_ids"], parts[f"{number}.states"], parts[f"{number}.before"], first)
+            Excerpt(parts[f"{number}.token_ids"], parts[f"{number}.states"], parts[f"{number}.before"], first)
             for number, first in enumerate(firsts)
         ]
         if all(_is_whole(each, like, vocab_size) for each in every):
@@ -239,7 +239,7 @@ def restored(content: bytes, like: tuple[int, int], vocab_size: int) -> list[Seg
     raise ModelLoadError("What was kept to learn from is damaged, or of another target. Remove it.")
 
 
-def _is_whole(segment: Segment, like: tuple[int, int], vocab_size: int) -> bool:
+def _is_whole(segment: Excerpt, like: tuple[int, int], vocab_size: int) -> bool:
     tokens = torch.cat([segment.token_ids, segment.before])
     shape = (len(segment.token_ids) - 1, *like)
     is_known = tokens.dtype == torch.int64 and bool(((tokens >= 0) & (tokens < vocab_size)).all())

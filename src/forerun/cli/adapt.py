@@ -26,8 +26,8 @@ ApiKey = Annotated[
 ]
 
 
-@app.command()
-def save(
+@app.command("save")
+def save_copy(
     *,
     folder: Annotated[Path, typer.Argument(help="A new folder for it.", metavar="FOLDER")],
     url: Url = "http://127.0.0.1:8000",

@@ -128,7 +128,9 @@ def serve(
     llm["chat_template"] = options.template_text(chat_template)
     if ray.ray:
         if learning.adapt:
-            raise ConfigError("--adapt is for a server in one process, but --ray starts several. Leave one of them out.")
+            raise ConfigError(
+                "--adapt is for a server in one process, but --ray starts several. Leave one of them out."
+            )
         ray = replace(ray, replica_threads=ray.replica_threads or threads)
         _serve_on_ray(ServePlan.of(model, name, drafters, llm, server, ray), ray)
     else:

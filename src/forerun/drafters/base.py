@@ -173,7 +173,7 @@ class NamedModel:
     is_head: bool = False
 
 
-class Watcher(Protocol):
+class StepWatcher(Protocol):
     """Sees what the target has verified of the sequences of a drafter."""
 
     def see(self, steps: Seq[Step]) -> None:
@@ -196,7 +196,7 @@ class Adaptable(ABC):
     target: LanguageModel
 
     @abstractmethod
-    def watch(self, watcher: Watcher, needs: Needs) -> None:
+    def watch(self, watcher: StepWatcher, needs: Needs) -> None:
         """Report what is verified from now on, with these states of the target. Called before the first sequence."""
 
     @abstractmethod

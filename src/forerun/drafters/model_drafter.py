@@ -34,7 +34,7 @@ from typing import Any
 
 from torch import Tensor
 
-from forerun.drafters.base import Adaptable, Binding, Drafter, NamedModel, Traits, Watcher
+from forerun.drafters.base import Adaptable, Binding, Drafter, NamedModel, StepWatcher, Traits
 from forerun.drafters.growth.base import Growth
 from forerun.drafters.models.base import BoundModel, DraftingModel, Learnable
 from forerun.errors import DrafterError
@@ -58,7 +58,7 @@ class ModelDrafter(Drafter):
         self._kind = kind
         self.drafting_model = drafting_model
         self.growth = growth
-        self._watched: tuple[Watcher, Needs] | None = None
+        self._watched: tuple[StepWatcher, Needs] | None = None
         self._copies: dict[str | None, ModelDrafter] = {}  # by tenant, what drafts for its sequences from now on
         self._drafted_by: dict[Sequence, ModelDrafter] = {}  # of those that a copy drafts for
 
@@ -78,7 +78,7 @@ class ModelDrafter(Drafter):
         learnable = self.drafting_model.learnable if self.drafting_model.is_bound else None
         return None if learnable is None else AdaptableModel(self, learnable)
 
-    def watch(self, watcher: Watcher, needs: Needs) -> None:
+    def watch(self, watcher: StepWatcher, needs: Needs) -> None:
         """Report what is verified, as `Adaptable.watch` does."""
         self._watched = watcher, needs
 
@@ -202,7 +202,7 @@ class AdaptableModel(Adaptable):
         self.name = learnable.name
         self.target = drafter.drafting_model.given[1].target
 
-    def watch(self, watcher: Watcher, needs: Needs) -> None:
+    def watch(self, watcher: StepWatcher, needs: Needs) -> None:
         self._drafter.watch(watcher, needs)
 
     def tensors(self) -> dict[str, Tensor]:

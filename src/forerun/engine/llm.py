@@ -366,7 +366,7 @@ class LLM(Closing, Hinted):
             calibrate(self.target, self.drafter)
         self.adapting: Adapting | None = None
         if adapt.adapt:
-            self.adapting = start_adapting(self.drafter, adapt, lambda: self.engine.has_work)
+            self.adapting = start_adapting(self.drafter, adapt, self._has_work)
         self.engine = Engine(self.target, self.drafter, tokenizer=self.tokenizer, config=config, bounds_memory=False)
         self.shared = SharedEngine(self.engine)
 
@@ -401,6 +401,9 @@ class LLM(Closing, Hinted):
         if self.adapting is not None:
             self.adapting.close()
         self.engine.close()
+
+    def _has_work(self) -> bool:
+        return self.engine.has_work
 
     @property
     def exact(self) -> bool:

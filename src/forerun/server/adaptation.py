@@ -6,6 +6,7 @@ import asyncio
 import io
 import zipfile
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -50,7 +51,11 @@ def add_adaptation(app: FastAPI, service: Service) -> None:
 
 
 def _gauges(adapting: Adapting) -> Gauges:
-    return {f"forerun:adaptation_{name}": (about, lambda name=name: adapting.total()[name]) for name, about in _ABOUT.items()}
+    return {f"forerun:adaptation_{name}": (about, partial(_read, adapting, name)) for name, about in _ABOUT.items()}
+
+
+def _read(adapting: Adapting, name: str) -> float:
+    return adapting.total()[name]
 
 
 def _learning(service: Service) -> Adapting:

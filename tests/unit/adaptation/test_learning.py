@@ -28,7 +28,7 @@ def test_a_damaged_head_learns_and_is_swapped_in_and_kept(
 ) -> None:
     caplog.set_level(logging.INFO, "forerun.adaptation.pupil")
     llm = learning(Eagle(damaged), adapt_folder=str(tmp_path / "kept"))
-    before, answers = accepted(llm, texts[:14])
+    _, answers = accepted(llm, texts[:14])
     assert answers == plain[:14]
     with pytest.raises(ConfigError, match="none was better"):
         llm.adapting.save(tmp_path / "copy")  # type: ignore[union-attr]
@@ -104,7 +104,7 @@ def test_a_poisoned_tenant_teaches_its_own_copy_alone(learning: Make, texts: lis
             segment.states.normal_()
     adapting._restore("poisoned")
     pupil = adapting._pupils["poisoned"]
-    older, newest = rings.split("poisoned")
+    older, _ = rings.split("poisoned")
     for tokens in (384, 768):
         list(pupil.round(older, [], tokens))
     pupil._swap(pupil.tensors(), torch.zeros(1), torch.zeros(1))  # whatever its judge says
@@ -135,14 +135,14 @@ def test_a_draft_model_learns_in_its_last_layers(
     assert answers == plain[:6]
     adapting._restore(None)
     pupil = adapting._pupils[None]
-    older, newest = adapting.rings.split(None)
+    older, _ = adapting.rings.split(None)
     pupil._original = worse
     pupil._begin(worse)
     segments = older[:4]
-    losses = [sum(float(adapting._learner.loss(pupil.module, each)) for each in segments)]
+    losses = [sum(float(adapting._learner.loss(pupil.module, each).detach()) for each in segments)]
     for _ in range(4):
         list(pupil._step(segments))
-        losses.append(sum(float(adapting._learner.loss(pupil.module, each)) for each in segments))
+        losses.append(sum(float(adapting._learner.loss(pupil.module, each).detach()) for each in segments))
     assert losses[-1] < 0.9 * losses[0]
     pupil._swap(pupil.tensors(), torch.zeros(1), torch.zeros(1))
     learnt, answers = accepted(llm, texts[:6])

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from forerun import SamplingParams
-from forerun.adaptation.ring import CONTEXT, MOST_TENANTS, SEGMENT, Rings, restored, stored
+from forerun.adaptation.ring import CONTEXT, MOST_TENANTS, SEGMENT, Rings, excerpts_file, read_excerpts
 from forerun.errors import ModelLoadError
 from forerun.types import Draft, Sequence, Step, Verdict
 
@@ -110,8 +110,8 @@ def test_what_is_kept_on_disk_is_the_same_and_damage_is_told() -> None:
     rings = Rings(1 << 20)
     serve(rings, sequence_of(300, 10))
     older, newest = rings.split(None)
-    content = stored([*older, *newest])
-    again = restored(content, (LAYERS, WIDTH), VOCAB)
+    content = excerpts_file([*older, *newest])
+    again = read_excerpts(content, (LAYERS, WIDTH), VOCAB)
     for ours, theirs in zip([*older, *newest], again, strict=True):
         assert torch.equal(ours.token_ids, theirs.token_ids)
         assert torch.equal(ours.states, theirs.states)
@@ -119,4 +119,4 @@ def test_what_is_kept_on_disk_is_the_same_and_damage_is_told() -> None:
     wrong = [(content[:100], (LAYERS, WIDTH), VOCAB), (content, (LAYERS, 5), VOCAB), (content, (LAYERS, WIDTH), 100)]
     for each in wrong:
         with pytest.raises(ModelLoadError, match="damaged, or of another target"):
-            restored(*each)
+            read_excerpts(*each)
