@@ -23,6 +23,7 @@ text { fill: #222; text-anchor: middle; }
 
 COLUMN = {"lab": 1.8, "cli": 2, "train": 3, "export": 4, "engine": 2, "drafters": 3, "models": 4, "speculation": 2}
 COLUMN |= {"integrations": 0.8, "server": 1, "chat": 0, "verification": 1, "sampling": 3, "kv_cache": 4, "kernels": 4}
+COLUMN["adaptation"] = 3
 """Where entries of the package stand in their layer's row. Those of the lowest layer stand side by side."""
 
 

@@ -323,6 +323,29 @@ class EngineConfig(Checked):
             raise ConfigError(f"remember_size is {self.remember_size:g}, but remember is not given. Give its file.")
 
 
+@documented
+@dataclass(frozen=True, slots=True)
+class AdaptOptions(Checked):
+    """The options of a drafter that goes on learning while it drafts."""
+
+    adapt: bool = option(
+        False,
+        "Let an EAGLE head, or the last layers of a draft model, go on learning from what is served, while nothing is "
+        "computed. A copy drafts once it has been shown to be better. The text does not depend on it.",
+    )
+    adapt_share: float = option(0.5, "Share of one core that learning may take.", low=0, high=1, above=True)
+    adapt_memory: float = option(
+        128.0, "MiB of verified tokens with the target's states that are kept to learn from.", low=0, above=True
+    )
+    adapt_folder: str | None = option(
+        None,
+        "A folder of your own, which keeps copies that draft, and what they learn from, beyond a restart. It holds "
+        "what was said.",
+        metavar="FOLDER",
+        default_text="none: they are kept in memory",
+    )
+
+
 @hinted(SamplingError)
 @documented
 @dataclass(frozen=True, slots=True)

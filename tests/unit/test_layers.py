@@ -20,6 +20,7 @@ LAYERS = (
     ("drafters",),
     ("engine",),
     ("server", "train", "export"),
+    ("adaptation",),
     ("integrations", "lab"),
     ("cli",),
 )
@@ -110,7 +111,7 @@ def test_what_all_models_that_draft_share_knows_no_kind_of_head() -> None:
 
 def test_the_core_does_not_load_train_and_lab() -> None:
     """What `LLM` and the server import, all of the core's modules, holds nothing of train and lab."""
-    apart = ("forerun.train", "forerun.lab", "forerun.cli", "forerun.integrations")
+    apart = ("forerun.train", "forerun.lab", "forerun.cli", "forerun.integrations", "forerun.adaptation")
     names = [".".join(path.relative_to(SRC.parent).with_suffix("").parts) for path in sorted(SRC.rglob("*.py"))]
     core = [
         name.removesuffix(".__init__")

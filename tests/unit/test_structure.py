@@ -10,12 +10,12 @@ import structure
 from forerun.kernels.cpu import native
 
 MOST: dict[str, float] = {
-    "files in src": 468,
-    "top-level entries": 19,
+    "files in src": 473,
+    "top-level entries": 20,
     "options with a flag": 365,
     "options of all kinds": 492,
     "class names defined more than once": 0,
-    "words of documents": 44_700,
+    "words of documents": 44_850,
     "tuple assignments in 1,000 statements": 2.2,
     "nested conditional expressions": 0,
     "imports inside functions": 342,
@@ -26,7 +26,7 @@ MOST: dict[str, float] = {
 MOST_ENTERED = {
     "functions entered by generate": 181,
     "files entered by generate": 39,
-    "modules loaded by generate": 133,
+    "modules loaded by generate": 134,
     "files entered by loading a GGUF file": 53,  # how many functions depends on what its self-test had time for
 }
 """These are raised on purpose, with a reason in the commit, where a feature pays for its room."""

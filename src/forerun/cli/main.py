@@ -14,6 +14,7 @@ from typer.core import TyperGroup
 
 from forerun import __version__
 from forerun.cli import (
+    adapt,
     audit,
     batch,
     bench,
@@ -96,7 +97,7 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-    epilog="More commands, each with its --help: cache, drafters, fetch, index, info, models, options, plan, "
+    epilog="More commands, each with its --help: adapt, cache, drafters, fetch, index, info, models, options, plan, "
     "quantize, run (chat by its other name).",
 )
 
@@ -153,6 +154,7 @@ _COMMANDS: dict[str | None, dict[str, Any]] = {
 }
 """Heading in help -> commands; None for those that help does not list."""
 _GROUPS: dict[str, tuple[typer.Typer, str | None]] = {
+    "adapt": (adapt.app, None),
     "bench": (bench.app, "Measure"),
     "train": (train.app, "Make"),
     "export": (export.app, "Make"),

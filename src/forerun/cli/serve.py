@@ -13,7 +13,7 @@ from forerun.cli.flags import Flags, given, with_flags
 from forerun.cli.generate import open_llm
 from forerun.cli.options import LLMOptions, chosen_model
 from forerun.cli.output import log_memory_plan, note, note_untried
-from forerun.config import AUTO, DEFAULT_DRAFTER, NO_DRAFTER, EngineConfig
+from forerun.config import AUTO, DEFAULT_DRAFTER, NO_DRAFTER, AdaptOptions, EngineConfig
 from forerun.drafters.parse_text import drafter_of_vllm
 from forerun.drafters.registry import takes_draft_model
 from forerun.errors import ConfigError
@@ -102,6 +102,7 @@ def serve(
     server: Annotated[ServerOptions, Flags(leave_out=_FIXED, typed=_SERVER_TYPED, panel="Server")],
     ray: Annotated[RayOptions, Flags(leave_out=("ray_timeout",), typed=options.RAY_TYPED, panel="Ray")],
     settings: Annotated[LLMOptions, Flags(typed=(*_LLM_TYPED, *options.LLM_TYPED))],
+    learning: Annotated[AdaptOptions, Flags(typed=("adapt", "adapt_folder"), panel="Learning")],
     engine: Annotated[EngineConfig, Flags("max_batch", "prefill_chunk", typed=("max_batch",))],
     threads: options.Threads = None,
 ) -> None:
@@ -126,11 +127,15 @@ def serve(
     llm = asdict(settings) | {"max_batch": engine.max_batch, "prefill_chunk": engine.prefill_chunk}
     llm["chat_template"] = options.template_text(chat_template)
     if ray.ray:
+        if learning.adapt:
+            raise ConfigError(
+                "--adapt is for a server in one process, but --ray starts several. Leave one of them out."
+            )
         ray = replace(ray, replica_threads=ray.replica_threads or threads)
         _serve_on_ray(ServePlan.of(model, name, drafters, llm, server, ray), ray)
     else:
         options.set_threads(threads)
-        _serve_here(model, name, drafters, llm, server)
+        _serve_here(model, name, drafters, llm | {"adapt": learning}, server)
 
 
 def check_extra() -> None:

@@ -7,7 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence as Seq
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
+
+from torch import Tensor
 
 from forerun.config import NumDraftTokens, SamplingParams
 from forerun.errors import ForerunError
@@ -176,6 +178,42 @@ class NamedModel:
     is_head: bool = False
 
 
+class StepWatcher(Protocol):
+    """Sees what the target has verified of the sequences of a drafter."""
+
+    def see(self, steps: Seq[Step]) -> None:
+        """See steps, with the states that `Adaptable.watch` was asked for, as `Drafter.commit` does."""
+
+    def leave(self, sequence: Sequence, length: int = 0) -> None:
+        """See that a sequence has left; or, with a length, that its tokens from there on have been replaced."""
+
+
+class Adaptable(ABC):
+    """What of a drafter can go on learning while it drafts: some tensors of its model. Tenants may have copies of it
+    with tensors of their own.
+
+    Attributes:
+        name: the model that drafts, for messages.
+        target: that it drafts for.
+    """
+
+    name: str
+    target: LanguageModel
+
+    @abstractmethod
+    def watch(self, watcher: StepWatcher, needs: Needs) -> None:
+        """Report what is verified from now on, with these states of the target. Called before the first sequence."""
+
+    @abstractmethod
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the tensors that may change, as they were loaded, in float32, by name."""
+
+    @abstractmethod
+    def swap(self, tenant: str | None, tensors: Mapping[str, Tensor] | None) -> None:
+        """Have a copy with these tensors draft for the sequences of a tenant that start from now on; None: the drafter
+        as it was loaded. Any thread may call this; sequences that have started keep what drafts for them."""
+
+
 class Drafter(ABC):
     """Proposes tokens. The engine treats all drafters alike, by what they declare here.
 
@@ -224,6 +262,11 @@ class Drafter(ABC):
     def models_to_load(self, target_name: str) -> tuple[NamedModel, ...]:
         """Return the models that `bind` will load for a target of this name, without those that are loaded already."""
         return ()
+
+    @property
+    def adaptable(self) -> Adaptable | None:
+        """Return what of it can go on learning while it drafts; complete after `bind`. None: nothing."""
+        return None
 
     @property
     def members(self) -> tuple[Drafter, ...]:

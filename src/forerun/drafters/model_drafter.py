@@ -28,11 +28,15 @@ with a path that somebody else gave. All drafters:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence as Seq
+from copy import copy
+from dataclasses import replace
 from typing import Any
 
-from forerun.drafters.base import Binding, Drafter, NamedModel, Traits
+from torch import Tensor
+
+from forerun.drafters.base import Adaptable, Binding, Drafter, NamedModel, StepWatcher, Traits
 from forerun.drafters.growth.base import Growth
-from forerun.drafters.models.base import DraftingModel
+from forerun.drafters.models.base import BoundModel, DraftingModel, Learnable
 from forerun.errors import DrafterError
 from forerun.models import LanguageModel, identity
 from forerun.types import Draft, Needs, Pool, Sequence, Step
@@ -54,6 +58,9 @@ class ModelDrafter(Drafter):
         self._kind = kind
         self.drafting_model = drafting_model
         self.growth = growth
+        self._watched: tuple[StepWatcher, Needs] | None = None
+        self._copies: dict[str | None, ModelDrafter] = {}  # by tenant, what drafts for its sequences from now on
+        self._drafted_by: dict[Sequence, ModelDrafter] = {}  # of those that a copy drafts for
 
     @property
     def model(self) -> LanguageModel:
@@ -64,7 +71,26 @@ class ModelDrafter(Drafter):
 
     @property
     def needs(self) -> Needs:
-        return self.drafting_model.needs
+        return self.drafting_model.needs if self._watched is None else self.drafting_model.needs | self._watched[1]
+
+    @property
+    def adaptable(self) -> Adaptable | None:
+        learnable = self.drafting_model.learnable if self.drafting_model.is_bound else None
+        return None if learnable is None else AdaptableModel(self, learnable)
+
+    def watch(self, watcher: StepWatcher, needs: Needs) -> None:
+        """Report what is verified, as `Adaptable.watch` does."""
+        self._watched = watcher, needs
+
+    def swap(self, tenant: str | None, bound: BoundModel | None) -> None:
+        """Have another model of the same shapes draft for a tenant's sequences, as `Adaptable.swap` does."""
+        if bound is None:
+            self._copies.pop(tenant, None)
+            return
+        made: ModelDrafter = copy(self)
+        made.drafting_model = self.drafting_model.with_model(bound)
+        made.growth = self.growth.with_model(made.drafting_model)
+        self._copies[tenant] = made
 
     @property
     def traits(self) -> Traits:
@@ -74,7 +100,7 @@ class ModelDrafter(Drafter):
         return Traits(
             key,
             follows=drafting.follows,
-            can_sleep=True,
+            can_sleep=self._watched is None,
             acceptance=drafting.acceptance,
             continues=self.growth.continues and drafting.has_own_caches and not drafting.reads_states,
         )
@@ -82,7 +108,7 @@ class ModelDrafter(Drafter):
     @property
     def nbytes(self) -> int:
         """Return the bytes of the model's caches."""
-        return self.drafting_model.nbytes
+        return self.drafting_model.nbytes + sum(each.drafting_model.nbytes for each in {*self._drafted_by.values()})
 
     @property
     def pools(self) -> tuple[Pool, ...]:
@@ -103,21 +129,84 @@ class ModelDrafter(Drafter):
         self.growth.seed(binding.seed)
 
     def start(self, sequence: Sequence) -> None:
-        self.drafting_model.start(sequence)
+        made = self._copies.get(sequence.params.tenant) if self._copies else None
+        if made is not None:
+            self._drafted_by[sequence] = made
+        (made or self).drafting_model.start(sequence)
 
     def begin_with(self, paths: Mapping[Sequence, Draft]) -> None:
         self.growth.begin_with(paths)
+        for each in {*self._drafted_by.values()}:
+            each.growth.begin_with(paths)
 
     def draft(
         self, sequences: Seq[Sequence], num_draft_tokens: Seq[int], min_acceptance_prob: float = 0.0
     ) -> list[Draft]:
-        return self.growth.draft(sequences, num_draft_tokens, min_acceptance_prob)
+        if not self._drafted_by:
+            return self.growth.draft(sequences, num_draft_tokens, min_acceptance_prob)
+        drafts = [Draft.empty() for _ in sequences]
+        for drafter, places in self._by_drafter(sequences):
+            wanted = [num_draft_tokens[place] for place in places]
+            made = drafter.growth.draft([sequences[place] for place in places], wanted, min_acceptance_prob)
+            for place, each in zip(places, made, strict=True):
+                drafts[place] = each
+        return drafts
 
     def commit(self, steps: Seq[Step]) -> None:
-        self.drafting_model.commit(steps)
+        if self._watched is not None:
+            self._watched[0].see(steps)
+            steps = [self._own_part(step) for step in steps]
+        if not self._drafted_by:
+            self.drafting_model.commit(steps)
+            return
+        for drafter, places in self._by_drafter([step.sequence for step in steps]):
+            drafter.drafting_model.commit([steps[place] for place in places])
 
     def stop(self, sequence: Sequence) -> None:
-        self.drafting_model.stop(sequence)
+        if self._watched is not None:
+            self._watched[0].leave(sequence)
+        self._drafted_by.pop(sequence, self).drafting_model.stop(sequence)
 
     def rewind(self, sequence: Sequence, length: int) -> None:
-        self.drafting_model.rewind(sequence, length)
+        if self._watched is not None:
+            self._watched[0].leave(sequence, length)
+        self._drafted_by.get(sequence, self).drafting_model.rewind(sequence, length)
+
+    def _by_drafter(self, sequences: Seq[Sequence]) -> list[tuple[ModelDrafter, list[int]]]:
+        """Return this drafter and its copies with the places of those of these sequences that they draft for."""
+        places: dict[int, tuple[ModelDrafter, list[int]]] = {}
+        for place, sequence in enumerate(sequences):
+            drafter = self._drafted_by.get(sequence, self)
+            places.setdefault(id(drafter), (drafter, []))[1].append(place)
+        return list(places.values())
+
+    def _own_part(self, step: Step) -> Step:
+        """Return a step that is watched as the model itself would have been given it."""
+        own = self.drafting_model.needs
+        layers = [self.needs.layers.index(layer) for layer in own.layers]
+        states = step.states[:, layers] if own.states and step.states is not None else None
+        outputs = step.hidden_outputs[:, layers] if layers and step.hidden_outputs is not None else None
+        return replace(step, states=states, hidden_outputs=outputs)
+
+
+class AdaptableModel(Adaptable):
+    """What of a drafter's model can go on learning.
+
+    Args:
+        learnable: of its model.
+    """
+
+    def __init__(self, drafter: ModelDrafter, learnable: Learnable) -> None:
+        self._drafter = drafter
+        self.learnable = learnable
+        self.name = learnable.name
+        self.target = drafter.drafting_model.given[1].target
+
+    def watch(self, watcher: StepWatcher, needs: Needs) -> None:
+        self._drafter.watch(watcher, needs)
+
+    def tensors(self) -> dict[str, Tensor]:
+        return self.learnable.tensors()
+
+    def swap(self, tenant: str | None, tensors: Mapping[str, Tensor] | None) -> None:
+        self._drafter.swap(tenant, None if tensors is None else self.learnable.changed(tensors))

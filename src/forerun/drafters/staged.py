@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from forerun.config import AUTO
-from forerun.drafters.base import Binding, Drafter, NamedModel, Traits
+from forerun.drafters.base import Adaptable, Binding, Drafter, NamedModel, Traits
 from forerun.drafters.build import build_drafter
 from forerun.drafters.growth.chain import ChainGrowth
 from forerun.drafters.growth.growing_chain import GrowingChain
@@ -63,6 +63,11 @@ class Staged(ModelDrafter):
     @property
     def needs(self) -> Needs:
         return self._inner.needs
+
+    @property
+    def adaptable(self) -> Adaptable | None:
+        """Return None: the inner drafter drafts for one model."""
+        return None
 
     @property
     def traits(self) -> Traits:

@@ -27,6 +27,7 @@ from forerun.config import (
     OFF,
     PREFILL_CHUNK,
     REMEMBER_SIZE,
+    AdaptOptions,
     EngineConfig,
     MaxModelLen,
     NumDraftTokens,
@@ -37,6 +38,7 @@ from forerun.drafters import Binding, Drafter, check_drafter_text, chosen_drafte
 from forerun.drafters.build import Drafters, found_for, with_auto
 from forerun.drafters.parse_text import drafter_of_vllm, source_texts, split_spec
 from forerun.drafters.registry import DRAFTERS
+from forerun.engine.adapting import Adapting, start_adapting
 from forerun.engine.chat_template import (
     Message,
     Prompt,
@@ -272,12 +274,15 @@ class LLM(Closing, Hinted):
             of it where `cache_memory` holds less.
         threads: of torch, in this process; None leaves their number.
         speculative_config: the drafter as vLLM's dictionary, such as {"method": "ngram", "num_speculative_tokens": 4}.
+        adapt: let the drafter, an EAGLE head or a draft model, go on learning from what is generated, while nothing is
+            (docs/serving.md); True, or its options. The text does not depend on it.
         tensor_parallel_size: 1, as vLLM's programs say it: a model is computed in one process (docs/scaling.md).
         others: options of vLLM's that change nothing here (docs/coming-from.md).
 
     Attributes:
         drafter_name: the drafter as text: what "auto" has chosen, too; of an object its class. None is plain decoding.
         shared: the engine for any number of threads, for an `EngineThread` beside the threads that call this.
+        adapting: the drafter's learning, with `progress()` and `save(folder)`; None without `adapt`.
 
     Raises:
         ConfigError: an option is unknown or out of range, the device is not there, a loaded Model is to get an adapter
@@ -315,6 +320,7 @@ class LLM(Closing, Hinted):
         max_model_len: MaxModelLen | None = AUTO,
         threads: int | None = None,
         speculative_config: Mapping[str, Any] | None = None,
+        adapt: bool | AdaptOptions = False,
         tensor_parallel_size: int = 1,
         **others: Any,
     ) -> None:
@@ -346,7 +352,8 @@ class LLM(Closing, Hinted):
         )
         if chat_template is not None:
             self.tokenizer = with_template(self.tokenizer, chat_template)
-        self._add_drafter(chosen, drafter, config, max_model_len, num_draft_tokens is None)
+        adapt = AdaptOptions(adapt=adapt) if isinstance(adapt, bool) else adapt
+        self._add_drafter(chosen, drafter, config, max_model_len, num_draft_tokens is None, adapt)
 
     def _add_drafter(
         self,
@@ -355,6 +362,7 @@ class LLM(Closing, Hinted):
         config: EngineConfig,
         max_model_len: MaxModelLen,
         takes_written: bool,
+        adapt: AdaptOptions,
     ) -> None:
         """Make the drafter and the engine. given: what `chosen` was made of. takes_written: a K that the drafter's text
         has is the engine's."""
@@ -370,6 +378,10 @@ class LLM(Closing, Hinted):
                 _log.info("contexts up to %s tokens: %s", f"{self.target.context_length:,}", reason)
             if self.drafter is not None and config.num_draft_tokens == AUTO:
                 calibrate(self.target, self.drafter)
+            self.adapting: Adapting | None = None
+            if adapt.adapt:
+                self.adapting = start_adapting(self.drafter, adapt, self._has_work)
+                opening.callback(self.adapting.close)
             self.engine = Engine(
                 self.target,
                 self.drafter,
@@ -446,8 +458,13 @@ class LLM(Closing, Hinted):
         return all(emptied)
 
     def close(self) -> None:
-        """Discard requests that are not finished, and close the file of `remember`."""
+        """Discard requests that are not finished, stop learning, and close the file of `remember`."""
+        if self.adapting is not None:
+            self.adapting.close()
         self.engine.close()
+
+    def _has_work(self) -> bool:
+        return self.engine.has_work
 
     @property
     def exact(self) -> bool:

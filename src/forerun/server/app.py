@@ -21,6 +21,7 @@ from starlette.types import ASGIApp
 from forerun import __version__
 from forerun.engine.chat_template import encode
 from forerun.errors import ForerunError, PromptError, RequestBodyError
+from forerun.server.adaptation import add_adaptation
 from forerun.server.completions import BODIES, answer
 from forerun.server.metrics import HTTPMetrics, Prometheus
 from forerun.server.middleware import PAGE_PATH, RequestMiddleware, refusal_response
@@ -119,6 +120,7 @@ def make_app(service: Service, draining: Callable[[], bool]) -> FastAPI:
     _add_page(app)
     add_ollama(app, service)
     _add_kept(app, service)
+    add_adaptation(app, service)
     _add_answers(app, service)
     return app
 

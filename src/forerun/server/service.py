@@ -156,6 +156,8 @@ class Service:
     def close(self) -> None:
         """End the engine thread, and write the rest of the journal."""
         self.engine.thread.close()
+        if self.llm.adapting is not None:
+            self.llm.adapting.close()
         self._preparation.close()
         if self._journal is not None:
             self._journal.close()
@@ -305,6 +307,7 @@ class Service:
             "prompt_tokens_computed": computed,
             "prompt_tokens_waiting": sum(prompts.values()) - computed,
             "last_step": asdict(engine.last_step),
+            "adaptation": None if self.llm.adapting is None else self.llm.adapting.total(),
         }
 
     def limits(self) -> Mapping[str, str]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence as Seq
-from typing import Any
+from copy import copy
+from typing import Any, Self
 
 import torch
 
@@ -30,6 +31,12 @@ class Growth(ABC):
     def options(self) -> tuple[str, ...]:
         """Return what changes the time of a draft, for `Traits.cost_key`."""
         return ()
+
+    def with_model(self, model: DraftingModel[Any]) -> Self:
+        """Return the same growth, with what it has measured, for a copy of the model."""
+        made = copy(self)
+        made._model = model
+        return made
 
     def seed(self, seed: int | None) -> None:
         """Seed its draws; None: differently every time."""

@@ -4,10 +4,11 @@ tokens, and whose cache they write. How nodes are chosen is a growth's part (`gr
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence as Seq
+from collections.abc import Callable, Mapping, Sequence as Seq
+from copy import copy
 from dataclasses import dataclass, field, replace
 from itertools import compress
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, Protocol, Self, TypeVar
 
 from torch import Tensor
 
@@ -58,6 +59,20 @@ class DraftModelSource(Protocol):
         """
 
 
+class Learnable(Protocol):
+    """What of a bound model can go on learning while it drafts."""
+
+    @property
+    def name(self) -> str:
+        """Return what messages call the model."""
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the tensors that may change, as they were loaded (`Adaptable.tensors`)."""
+
+    def changed(self, tensors: Mapping[str, Tensor]) -> BoundModel:
+        """Return the model with these tensors, on the same pages. Any thread may call this."""
+
+
 State = TypeVar("State", bound=DraftState)
 
 
@@ -70,6 +85,7 @@ class DraftingModel(Generic[State]):
     Attributes:
         source: where it comes from.
         states: of each sequence that was started.
+        given: the model as it was read, with all that it can propose, and the target's side; after `bind`.
 
     Args:
         new_state: makes the state of a sequence from it, its cache, and how the sampling pipeline sees it.
@@ -98,6 +114,7 @@ class DraftingModel(Generic[State]):
         self._new_state = new_state
         self._bound: BoundModel | None = None
         self._draft_vocab = draft_vocab
+        self.given: tuple[BoundModel, Binding]
         self._vocabulary: DraftVocabulary | None = None
         self._reported = False
         self._prefill_policy = PrefillPolicy(is_cheap=self.reads_states)  # a head has a layer or a few
@@ -134,6 +151,11 @@ class DraftingModel(Generic[State]):
         return UNKNOWN_ACCEPTANCE if self._bound is None else self._bound.acceptance
 
     @property
+    def learnable(self) -> Learnable | None:
+        """Return what of it can go on learning; complete after `bind`. None: nothing."""
+        return None
+
+    @property
     def options(self) -> tuple[str, ...]:
         """Return what drafting time depends on beside the model; complete after `bind`."""
         return () if self._vocabulary is None else (f"{self._vocabulary.size} tokens",)
@@ -163,11 +185,20 @@ class DraftingModel(Generic[State]):
         """Draft with this model, which fits the target."""
         target = binding.target
         self._bound = bound
+        self.given = bound, binding
         always = [*target.eos_token_ids, *special_tokens(binding.tokenizer).values()]
         self._vocabulary = chosen_vocabulary(self._draft_vocab, bound.model, bound.columns, always)
         self._prefix_reuse = binding.prefix_reuse
         self.vocab_size = target.vocab_size
         self.pipeline = LogitsPipeline(target.vocab_size, target.eos_token_ids)
+
+    def with_model(self, bound: BoundModel) -> Self:
+        """Return the same for another model of the same shapes, with no sequence."""
+        made = copy(self)
+        made.states = {}
+        made._prefill_policy = PrefillPolicy(is_cheap=self.reads_states)
+        made.use(bound, self.given[1])
+        return made
 
     # The state of a sequence, as `Drafter` has it.
 

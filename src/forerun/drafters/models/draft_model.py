@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -12,11 +12,17 @@ from torch.nn import functional
 
 from forerun.config import BUNDLED_DRAFT, BUNDLED_TARGET
 from forerun.drafters.base import Acceptance, Binding, NamedModel, recorded_acceptance
-from forerun.drafters.models.base import BoundModel, DraftingModel
+from forerun.drafters.models.base import BoundModel, DraftingModel, Learnable
 from forerun.drafters.models.state import DraftState
 from forerun.errors import ConfigError, DrafterError
 from forerun.models import LanguageModel, check_quantization, find_tokenizer, inherited_dtype, load_draft_model
+from forerun.utils.deferred import DeferredModule
 from forerun.utils.vocabulary import Vocabulary, check_same_tokens
+
+if TYPE_CHECKING:
+    from forerun.drafters.models import learnable_draft
+else:
+    learnable_draft = DeferredModule("forerun.drafters.models.learnable_draft")
 
 DRAFT_FOLLOWS = 1024
 """`Traits.follows` of draft models: the last tokens of a sequence with which a draft model begins."""
@@ -82,11 +88,16 @@ class DraftSource:
         self._loaded: LanguageModel | None = None
 
     def to_load(self, target_name: str) -> tuple[NamedModel, ...]:
-        source = self._model or (BUNDLED_DRAFT if target_name == BUNDLED_TARGET else target_name)
+        source = self.file(target_name)
         is_refused = source == target_name and self._model is None and self._quantize is None
-        if is_refused or not isinstance(source, (str, Path)):
+        if is_refused or source is None:
             return ()
         return (NamedModel(source, self._dtype, self._quantize),)
+
+    def file(self, target_name: str) -> str | Path | None:
+        """Return the name that the model of a target of this name is read by; None if it was given as a loaded one."""
+        source = self._model or (BUNDLED_DRAFT if target_name == BUNDLED_TARGET else target_name)
+        return source if isinstance(source, (str, Path)) else None
 
     def read(self, binding: Binding) -> BoundModel:
         """Load the model and compare its vocabulary with the target's.
@@ -131,6 +142,13 @@ class CausalDraftModel(DraftingModel[DraftState]):
     adds to the drafts' acceptance, and is skipped."""
 
     follows = DRAFT_FOLLOWS
+
+    @property
+    def learnable(self) -> Learnable | None:
+        bound, binding = self.given
+        source = self.source
+        file = source.file(binding.target.name) if isinstance(source, DraftSource) else None
+        return None if file is None else learnable_draft.LearnableDraft.of(bound, file)
 
     def prefill(self, states: Seq[DraftState], min_tokens: int, num_computed: Seq[int] | None = None) -> None:
         for index, state in enumerate(states):

@@ -38,6 +38,7 @@ from forerun.kernels.cpu.library import (
 from forerun.kernels.cpu.linear import NativeLinear, expert_memory
 from forerun.kernels.cpu.page_layout import CACHE_FORMATS, LANES, PAGE
 from forerun.kernels.cpu.prefetching import choose_distances
+from forerun.kernels.quantize import quantize_int8
 from forerun.kv_cache.recurrent_state import RecordedState, StateMaker
 from forerun.models.attention.base import Layout, PackedRows
 from forerun.models.attention.native import PathPlanner, rows_struct
@@ -55,7 +56,7 @@ from forerun.models.fused.parts import (
     weights_by_head,
     xielu_params,
 )
-from forerun.models.linear import LinearPart, Maker, at_path, module_tensors, of_rows
+from forerun.models.linear import FloatMaker, Linear, LinearPart, Maker, at_path, module_tensors, of_rows
 from forerun.models.rope import CosSinTables
 from forerun.models.spec.attention import Attention, LatentAttention
 from forerun.models.spec.decoder import DecoderSpec
@@ -176,6 +177,33 @@ class NativeDecoder(LayerRangeDecoder):
         part._session = None
         part.struct = ModelStruct.from_buffer_copy(self.struct)
         part.struct.head = self.lm_head.of_blocks(blocks)
+        return part
+
+    def with_layers(self, modules: Mapping[int, Any], norm: Any) -> NativeDecoder:
+        """Return a decoder with other weights in some layers and in the final norm, and for all else of the same
+        weights and pages.
+
+        Args:
+            modules: Transformers' modules by the layer's index. They have attention with keys of their own, and no
+                experts.
+            norm: the module that holds the final norm, as the decoder's base does.
+        """
+        part = copy(self)
+        part._session = None
+        part._layers = (LayerStruct * len(self._layers)).from_buffer_copy(self._layers)
+        paths = {index: self.spec.layer_path(index) for index in modules}
+        replaced = (*(f"{path}." for path in paths.values()), f"{self.spec.base}.{self.spec.output.norm}.")
+        part._kept = {name: kept for name, kept in self._kept.items() if not name.startswith(replaced)}
+        for index, module in modules.items():
+            former = [each for name, each in self._kept.items() if name.startswith(f"{paths[index]}.")]
+            made = part._packed(module, paths[index], self.spec.layers[index], _Remaker(self.library, former))
+            made.kv_offset = self._layers[index].kv_offset
+            part._layers[index] = made
+        part.struct = ModelStruct.from_buffer_copy(self.struct)
+        part.struct.layers = ctypes.addressof(part._layers)
+        if self.spec.output.norm:
+            address = part._norm(norm, self.spec.base, self.spec.output.norm, self.spec.hidden)
+            part.struct.norm, part.struct.norm_bias = address
         return part
 
     def _planner(self, num_layers: int) -> PathPlanner:
@@ -562,6 +590,23 @@ class NativeDecoder(LayerRangeDecoder):
         numbers = self._kept[name]
         assert isinstance(numbers, Tensor)
         return numbers.data_ptr()
+
+
+class _Remaker(FloatMaker):
+    """Makes layers of numbers for a decoder that has others in their place: in 8 bits where these are quantized.
+
+    former: what it keeps of the layer.
+    """
+
+    def __init__(self, library: Library, former: Sequence[Tensor | NativeLinear]) -> None:
+        numbers = [each.float_numbers() for each in former if isinstance(each, NativeLinear)]
+        dtype = next((each.dtype for each in numbers if each is not None), None)
+
+        def make(weight: Tensor, bias: Tensor | None) -> Linear:
+            made = quantize_int8(weight, "a draft model") if dtype is None else weight.to(dtype)
+            return NativeLinear(library, made, bias)
+
+        super().__init__(make)
 
 
 class NativeDecoderSession(NativeDraftSession):

@@ -120,6 +120,12 @@ server.askForKey = (reason) => {
   });
 };
 
+/** Say what the drafter has learnt. @param {Record<string, number>} of */
+function learning({ tokens, steps, swaps, swaps_back: back, before, after }) {
+  const gain = swaps ? `; tokens a draft ${before.toFixed(2)} before, ${after.toFixed(2)} after` : "";
+  return `${tokens} tokens, ${steps} steps, ${swaps} swaps, ${back} back${gain}`;
+}
+
 async function showAbout() {
   await server.look(true);
   if (!server.model) return complain(server.problem);
@@ -133,6 +139,7 @@ async function showAbout() {
     ["Sampling", `defaults of ${model?.default_sampling_source}`],
     ["Now", live.problem ?? `${live.running} of ${live.max_batch} running, ${live.waiting} waiting`],
     ["Prompts", live.problem ?? `${live.prompt_tokens_waiting} tokens are still to be computed`],
+    ...(live.adaptation ? [["Learning", learning(live.adaptation)]] : []),
     ...Object.entries(cannot).map(([name, why]) => [`No ${name}`, why]),
   ];
   at("facts").replaceChildren(...facts.flatMap(([name, value]) => [el("dt", {}, name), el("dd", {}, String(value))]));

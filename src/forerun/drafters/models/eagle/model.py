@@ -59,6 +59,10 @@ class EagleModel(HeadModel):
         )
         self.planner = self._layer.planner
 
+    def share_pages(self, other: EagleModel) -> None:
+        """Keep keys and values in the pages of another head of the same shapes."""
+        self.planner = self._layer.planner = other._layer.planner
+
     @torch.inference_mode()
     def fuse(self, hidden_outputs: Tensor) -> Tensor:
         """Fuse the target's states to [n, hidden_size] in `compute_dtype`."""

@@ -1,0 +1,179 @@
+"""A drafter learns from what is served: its copy drafts once it is better, each tenant's apart, and the text stays."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from forerun import LLM, Eagle, Suffix
+from forerun.config import AdaptOptions
+from forerun.errors import ConfigError, DrafterError
+from learning_drafters import accepted, learn, noisy
+
+Make = Callable[..., LLM]
+
+
+@pytest.fixture(scope="module")
+def plain(texts: list[str]) -> list[list[int]]:
+    return accepted(LLM("bundled", None, dtype="float32"), texts[:18])[1]
+
+
+def test_a_damaged_head_learns_and_is_swapped_in_and_kept(
+    learning: Make, damaged: Any, texts: list[str], plain: list[list[int]], tmp_path: Path, caplog: Any
+) -> None:
+    caplog.set_level(logging.INFO, "forerun.adaptation.pupil")
+    llm = learning(Eagle(damaged), adapt_folder=str(tmp_path / "kept"))
+    _, answers = accepted(llm, texts[:14])
+    assert answers == plain[:14]
+    with pytest.raises(ConfigError, match="none was better"):
+        llm.adapting.save(tmp_path / "copy")  # type: ignore[union-attr]
+    pupil = learn(llm)
+    progress = pupil.progress
+    assert progress.swaps == 1
+    assert progress.is_adapted
+    assert progress.judged["copy"] > progress.judged["original"]
+    assert progress.after > progress.before
+    assert [record.getMessage() for record in caplog.records][-1].startswith("a head was swapped for its copy")
+    after, answers = accepted(llm, texts[14:18])
+    assert answers == plain[14:18]
+    unadapted, _ = accepted(learning(Eagle(damaged)), texts[14:18])
+    assert after > unadapted + 0.15
+
+    assert llm.adapting is not None
+    llm.adapting.save(tmp_path / "copy")
+    assert "learnt" in (tmp_path / "copy" / "README.md").read_text()
+    saved = LLM("bundled", Eagle(tmp_path / "copy"), num_draft_tokens=3, dtype="float32")
+    assert accepted(saved, texts[14:18])[0] == pytest.approx(after, abs=0.02)
+
+    llm.close()
+    again = learning(Eagle(damaged), adapt_folder=str(tmp_path / "kept"))
+    assert again.adapting is not None
+    assert again.adapting.progress().is_adapted
+    assert again.adapting.rings.tenants()[None] == llm.adapting.rings.tenants()[None]  # type: ignore[attr-defined]
+    assert accepted(again, texts[14:18])[0] == pytest.approx(after, abs=0.02)
+    again.close()
+    weights = tmp_path / "kept" / "all" / "copy" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-9])
+    third = learning(Eagle(damaged), adapt_folder=str(tmp_path / "kept"))
+    assert not third.adapting.progress().is_adapted  # type: ignore[union-attr]
+    assert "not taken up" in caplog.text
+
+
+def test_a_copy_that_was_made_worse_never_drafts_and_leaves_if_it_does(
+    learning: Make, damaged: Any, texts: list[str], plain: list[list[int]]
+) -> None:
+    llm = learning("eagle")
+    accepted(llm, texts[:14])
+    adapting: Any = llm.adapting
+    adapting._restore(None)
+    pupil = adapting._pupils[None]
+    worse = noisy(pupil.tensors(), 1.5)
+    _, newest = adapting.rings.split(None)
+    pupil._begin(worse)
+    list(pupil._judge(newest))
+    assert pupil.progress.swaps == 0
+    assert pupil.progress.judged["copy"] < pupil.progress.judged["original"]
+    assert torch.equal(pupil.tensors()["fc.weight"], adapting._original["fc.weight"])  # it begins anew
+    list(pupil._judge(newest))
+    assert pupil.progress.swaps == 0  # equal ones are not beyond chance
+
+    good, _ = accepted(llm, texts[14:18])
+    pupil._swap(worse, torch.zeros(1), torch.zeros(1))
+    bad, answers = accepted(llm, texts[14:18])
+    assert bad < good - 0.2
+    assert answers == plain[14:18]
+    list(pupil._judge(newest))
+    assert pupil.progress.swaps_back == 1
+    assert accepted(llm, texts[14:18])[0] == pytest.approx(good, abs=0.02)
+
+
+def test_a_poisoned_tenant_teaches_its_own_copy_alone(learning: Make, texts: list[str], plain: list[list[int]]) -> None:
+    llm = learning("eagle")
+    clean, _ = accepted(llm, texts[14:18], "clean")
+    accepted(llm, texts[:4], "poisoned")
+    adapting: Any = llm.adapting
+    rings = adapting.rings
+    with torch.inference_mode():
+        for segment in rings._rings["poisoned"]._segments:
+            segment.token_ids.random_(0, 4096)
+            segment.states.normal_()
+    adapting._restore("poisoned")
+    pupil = adapting._pupils["poisoned"]
+    older, _ = rings.split("poisoned")
+    for tokens in (384, 768):
+        list(pupil.round(older, [], tokens))
+    pupil._swap(pupil.tensors(), torch.zeros(1), torch.zeros(1))  # whatever its judge says
+    poisoned, answers = accepted(llm, texts[14:18], "poisoned")
+    assert answers == plain[14:18]
+    assert poisoned < clean
+    assert accepted(llm, texts[14:18], "clean") == (clean, plain[14:18])
+    assert "clean" not in adapting._pupils
+    mixed = [accepted(llm, texts[14:16], tenant)[1] for tenant in ("clean", "poisoned", None)]
+    assert mixed == [plain[14:16]] * 3
+
+
+def test_a_draft_model_learns_in_its_last_layers(
+    learning: Make, texts: list[str], plain: list[list[int]], tmp_path: Path
+) -> None:
+    llm = learning("draft-model")
+    before, answers = accepted(llm, texts[:6])
+    assert answers == plain[:6]
+    adapting: Any = llm.adapting
+    names = {name.split(".")[2] for name in adapting._original if ".layers." in name}
+    assert len(names) == 2
+    adapting._adaptable.swap(None, adapting._original)
+    assert accepted(llm, texts[:6])[0] == pytest.approx(before, abs=0.02)
+    worse = noisy(adapting._original, 1.0)
+    adapting._adaptable.swap(None, worse)
+    rate, answers = accepted(llm, texts[:6])
+    assert rate < before - 0.2
+    assert answers == plain[:6]
+    adapting._restore(None)
+    pupil = adapting._pupils[None]
+    older, _ = adapting.rings.split(None)
+    pupil._original = worse
+    pupil._begin(worse)
+    segments = older[:4]
+    losses = [sum(float(adapting._learner.loss(pupil.module, each).detach()) for each in segments)]
+    for _ in range(4):
+        list(pupil._step(segments))
+        losses.append(sum(float(adapting._learner.loss(pupil.module, each).detach()) for each in segments))
+    assert losses[-1] < 0.9 * losses[0]
+    pupil._swap(pupil.tensors(), torch.zeros(1), torch.zeros(1))
+    learnt, answers = accepted(llm, texts[:6])
+    assert learnt > rate + 0.1
+    assert answers == plain[:6]
+    adapting.save(tmp_path / "draft")
+    read = adapting._learner.read(tmp_path / "draft")
+    assert all(torch.allclose(read[name], each, rtol=1e-2) for name, each in pupil.serving.items())
+    saved = LLM("bundled", str(tmp_path / "draft"), num_draft_tokens=3, dtype="float32")
+    assert accepted(saved, texts[:6])[0] == pytest.approx(learnt, abs=0.1)
+
+
+@pytest.mark.parametrize(
+    ("drafter", "said"), [(None, "no drafter"), (Suffix(), "Suffix"), ("medusa", "Medusa"), ("staged", "Staged")]
+)
+def test_what_cannot_learn_is_told_with_what_can(drafter: Any, said: str) -> None:
+    with pytest.raises(DrafterError, match=rf"nothing of {said} can go on learning. Give an EAGLE head .* draft model"):
+        LLM("bundled", drafter, adapt=True)
+
+
+def test_requests_while_it_learns_in_its_thread(damaged: Any, texts: list[str], plain: list[list[int]]) -> None:
+    with LLM("bundled", Eagle(damaged), num_draft_tokens=3, dtype="float32", adapt=AdaptOptions(adapt=True)) as llm:
+        adapting: Any = llm.adapting
+        adapting._round_tokens = 64
+        threads = torch.get_num_threads()
+        for start in range(0, 12, 4):
+            assert accepted(llm, texts[start : start + 4])[1] == plain[start : start + 4]
+            for _ in range(200):
+                if adapting.total()["steps"]:
+                    break
+                adapting._closing.wait(0.05)
+        assert adapting.total()["steps"] > 0
+        assert torch.get_num_threads() == threads
+    assert not adapting._thread.is_alive()
