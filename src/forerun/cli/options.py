@@ -38,7 +38,7 @@ from forerun.utils import fetch as store
 from forerun.utils.device import DEVICES
 from forerun.utils.fields import Checked, option, option_like
 from forerun.utils.json_file import read_template
-from forerun.utils.machine import cores
+from forerun.utils.machine import performance_cores
 from forerun.utils.stores import stored_models
 
 if TYPE_CHECKING:
@@ -227,7 +227,7 @@ def set_threads(threads: int | None) -> None:
     import torch
 
     if threads is None and not any(map(os.environ.get, ("OMP_NUM_THREADS", "MKL_NUM_THREADS"))):
-        threads = cores()
+        threads = performance_cores()
     if threads is not None:
         torch.set_num_threads(threads)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 HOME_VARIABLE = "FORERUN_HOME"
@@ -22,7 +23,8 @@ TOKENIZERS_FOLDER = "tokenizers"
 
 
 def home() -> Path | None:
-    """Return FORERUN_HOME, else $XDG_CACHE_HOME/forerun, else ~/.cache/forerun; it need not exist.
+    """Return FORERUN_HOME, else $XDG_CACHE_HOME/forerun, else ~/.cache/forerun, on macOS ~/Library/Caches/forerun, on
+    Windows %LOCALAPPDATA%\\forerun\\Cache; it need not exist.
 
     None for a user without a home, where no variable says otherwise.
     A relative FORERUN_HOME counts from the working directory. A relative XDG_CACHE_HOME is ignored, as the XDG Base
@@ -33,6 +35,12 @@ def home() -> Path | None:
         if chosen:
             return Path(chosen).expanduser().absolute()
         base = Path(os.environ.get("XDG_CACHE_HOME", ""))
-        return (base if base.is_absolute() else Path.home() / ".cache") / "forerun"
+        if base.is_absolute():
+            return base / "forerun"
+        if sys.platform in ("darwin", "win32"):
+            from platformdirs import user_cache_path
+
+            return user_cache_path("forerun", appauthor=False)
+        return Path.home() / ".cache" / "forerun"
     except RuntimeError:  # a user without a home
         return Path(chosen).absolute() if chosen else None

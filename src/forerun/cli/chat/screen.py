@@ -16,11 +16,6 @@ import typer
 from forerun.errors import ConfigError
 from forerun.utils.signals import cleaned_up
 
-try:
-    import termios
-except ImportError:  # Windows
-    termios = None  # type: ignore[assignment]
-
 if TYPE_CHECKING:
     from forerun.engine import StreamChunk
 
@@ -126,9 +121,11 @@ class Screen:
 @contextmanager
 def silent_keys() -> Iterator[None]:
     """Have the terminal echo no keys in this block: they would stand within an answer. They are read after it."""
-    if termios is None or not os.isatty(0):
+    if sys.platform == "win32" or not os.isatty(0):
         yield
         return
+    import termios
+
     before = termios.tcgetattr(0)
     silent = [*before]
     silent[3] &= ~termios.ECHO
