@@ -84,14 +84,14 @@ def _sysctl() -> dict[str, str]:
 
 
 def _windows_facts() -> dict[str, str]:
-    if sys.platform != "win32":
-        return {}
-    import winreg
+    facts = {}
+    if sys.platform == "win32":
+        import winreg
 
-    has = ctypes.windll.kernel32.IsProcessorFeaturePresent
-    facts = {_FEATURES[0]: " ".join(word for number, word in _WINDOWS_FEATURES.items() if has(number))}
-    with suppress(OSError), winreg.OpenKey(winreg.HKEY_LOCAL_MACHINE, _WINDOWS_PROCESSOR) as key:
-        facts[_NAMES[0]] = str(winreg.QueryValueEx(key, "ProcessorNameString")[0]).strip()
+        has = ctypes.windll.kernel32.IsProcessorFeaturePresent
+        facts[_FEATURES[0]] = " ".join(word for number, word in _WINDOWS_FEATURES.items() if has(number))
+        with suppress(OSError), winreg.OpenKey(winreg.HKEY_LOCAL_MACHINE, _WINDOWS_PROCESSOR) as key:
+            facts[_NAMES[0]] = str(winreg.QueryValueEx(key, "ProcessorNameString")[0]).strip()
     return facts
 
 

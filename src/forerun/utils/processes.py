@@ -21,17 +21,23 @@ def end_group(process: subprocess.Popen[bytes]) -> None:
 
     Windows has no such groups: there, what processes have started that ended before is left.
     """
-    if sys.platform != "win32":
+    if sys.platform == "win32":
+        _end_tree(process)
+    else:
         with suppress(OSError):  # the group is gone where all of it has left
             os.killpg(process.pid, signal.SIGKILL)
-        return
+
+
+def _end_tree(process: subprocess.Popen[bytes]) -> None:
     import psutil
 
+    started = []
     with suppress(psutil.Error):
-        for each in psutil.Process(process.pid).children(recursive=True):
-            with suppress(psutil.Error):
-                each.kill()
-    process.kill()
+        started = psutil.Process(process.pid).children(recursive=True)
+    process.kill()  # first, so that it does not go on without them
+    for each in started:
+        with suppress(psutil.Error):
+            each.kill()
 
 
 @contextmanager
