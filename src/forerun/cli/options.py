@@ -184,7 +184,7 @@ ChatTemplate = Annotated[
         show_default="the model's, or chat_template.jinja beside it",
     ),
 ]
-_THREADS_TEXT = "OMP_NUM_THREADS, else one for each physical core"
+_THREADS_TEXT = "OMP_NUM_THREADS, else one for each performance core"
 Threads = Annotated[
     int | None,
     typer.Option("--threads", "-t", help="Threads of torch.", min=1, metavar="INT", show_default=_THREADS_TEXT),
@@ -223,7 +223,8 @@ def template_text(file: Path | None) -> str | None:
 
 
 def set_threads(threads: int | None) -> None:
-    """Set torch's number of threads; None leaves what an environment variable says, else takes one for each core."""
+    """Set torch's number of threads; None leaves what an environment variable says, else takes one for each performance
+    core."""
     import torch
 
     if threads is None and not any(map(os.environ.get, ("OMP_NUM_THREADS", "MKL_NUM_THREADS"))):

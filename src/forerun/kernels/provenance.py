@@ -11,9 +11,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from forerun.utils import machine
+from forerun.utils.deferred import DeferredModule
+
+if TYPE_CHECKING:
+    import psutil
+else:
+    psutil = DeferredModule("psutil")
 
 # The machine and the software that figures depend on.
 
@@ -153,8 +159,6 @@ class _Spent:
     @classmethod
     def now(cls) -> _Spent | None:
         """Return those until now; None if the system does not tell."""
-        import psutil
-
         try:
             found = psutil.cpu_times()._asdict()
         except (OSError, RuntimeError):

@@ -300,9 +300,13 @@ def _resident() -> int:
     """Return the bytes of memory that the process holds."""
     with suppress(OSError):  # macOS and Windows have no such file
         return int(_STATM.read_text(encoding="ascii").split()[1]) * mmap.PAGESIZE
-    import psutil
+    return int(_psutil().Process().memory_info().rss)
 
-    return int(psutil.Process().memory_info().rss)
+
+def _psutil() -> Any:
+    import psutil  # Linux tells without it, which takes as long to import as all that is imported here
+
+    return psutil
 
 
 def _limit_memory(nbytes: int) -> None:
@@ -318,8 +322,7 @@ def _limit_memory(nbytes: int) -> None:
 def _give_way() -> None:
     with suppress(OSError):
         if sys.platform == "win32":
-            import psutil
-
+            psutil = _psutil()
             psutil.Process().nice(psutil.BELOW_NORMAL_PRIORITY_CLASS)
         else:
             os.nice(_NICENESS)

@@ -18,13 +18,22 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from io import BufferedReader, FileIO
 from pathlib import Path
-from typing import Any, BinaryIO, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, Generic, Self, TypeVar
 
 from forerun.config import COST_CACHE_VARIABLE, environment_choice
 from forerun.errors import ConfigError
+from forerun.utils.deferred import DeferredModule
 from forerun.utils.home import home
 from forerun.utils.json_file import ErrorType, Fields
 from forerun.utils.signals import cleaned_up
+
+if TYPE_CHECKING:
+    import fcntl
+
+    import filelock
+else:  # which Windows does not have, and what is for it alone
+    fcntl = DeferredModule("fcntl")
+    filelock = DeferredModule("filelock")
 
 REMEDY = "Give another place, or make room and permission there."
 _DIGEST_BYTES = 16
@@ -267,12 +276,10 @@ def _temporary(path: Path) -> Path:
 
 def _lock_on_windows(lock: Path, wait: bool | float) -> Callable[[], None]:
     """As `_lock`. There, filelock removes its files."""
-    from filelock import FileLock, Timeout
-
-    held = FileLock(lock, thread_local=False)
+    held = filelock.FileLock(lock, thread_local=False)
     try:
         held.acquire(timeout=-1 if wait is True else float(wait), poll_interval=_LOCK_INTERVAL)
-    except Timeout:
+    except filelock.Timeout:
         raise BlockingIOError from None
     return held.release
 
@@ -285,8 +292,6 @@ def _lock(lock: Path, wait: bool | float) -> Callable[[], None]:
     """
     if sys.platform == "win32":
         return _lock_on_windows(lock, wait)
-    import fcntl
-
     end = time.monotonic() + (0 if isinstance(wait, bool) else wait)  # the system's locks have no time limit
     while True:
         file = os.open(lock, os.O_RDWR | os.O_CREAT, 0o666)

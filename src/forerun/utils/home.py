@@ -5,6 +5,14 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+from forerun.utils.deferred import DeferredModule
+
+if TYPE_CHECKING:
+    import platformdirs
+else:
+    platformdirs = DeferredModule("platformdirs")
 
 HOME_VARIABLE = "FORERUN_HOME"
 """Environment variable: the folder. Unset or empty: `forerun` in the user's cache folder."""
@@ -38,9 +46,7 @@ def home() -> Path | None:
         if base.is_absolute():
             return base / "forerun"
         if sys.platform in ("darwin", "win32"):
-            from platformdirs import user_cache_path
-
-            return user_cache_path("forerun", appauthor=False)
+            return platformdirs.user_cache_path("forerun", appauthor=False)
         return Path.home() / ".cache" / "forerun"
     except RuntimeError:  # a user without a home
         return Path(chosen).absolute() if chosen else None

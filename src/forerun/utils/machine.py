@@ -13,7 +13,19 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from functools import cache
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import TYPE_CHECKING
+
+from forerun.utils.deferred import DeferredModule
+
+if TYPE_CHECKING:
+    import winreg
+
+    import psutil
+else:
+    winreg = DeferredModule("winreg")
+    psutil = DeferredModule(
+        "psutil"
+    )  # what Linux tells in files is asked for without it, and so --help, which it slows
 
 _CPUINFO = Path("/proc/cpuinfo")
 _NAMES = ("model name", "Model Name", "cpu model")
@@ -84,10 +96,8 @@ def _sysctl() -> dict[str, str]:
 
 
 def _windows_facts() -> dict[str, str]:
-    facts = {}
+    facts = dict[str, str]()
     if sys.platform == "win32":
-        import winreg
-
         has = ctypes.windll.kernel32.IsProcessorFeaturePresent
         facts[_FEATURES[0]] = " ".join(word for number, word in _WINDOWS_FEATURES.items() if has(number))
         with suppress(OSError), winreg.OpenKey(winreg.HKEY_LOCAL_MACHINE, _WINDOWS_PROCESSOR) as key:
@@ -122,13 +132,13 @@ def _usable() -> Collection[int]:
     if hasattr(os, "sched_getaffinity"):
         return os.sched_getaffinity(0)
     if sys.platform == "win32":
-        return _psutil().Process().cpu_affinity() or [0]
+        return psutil.Process().cpu_affinity() or [0]
     return range(os.cpu_count() or 1)
 
 
 def _num_cores(processors: Collection[int], root: Path) -> int:
     if sys.platform in ("darwin", "win32"):
-        return min(len(processors), _psutil().cpu_count(logical=False) or len(processors))
+        return min(len(processors), psutil.cpu_count(logical=False) or len(processors))
     folder = root / _PROCESSORS
     return len({_read(folder / f"cpu{index}/topology/thread_siblings_list") or str(index) for index in processors})
 
@@ -207,15 +217,9 @@ def available_memory(root: Path = Path("/")) -> int | None:
 def _of_system(field: str) -> list[int]:
     """Return a number of bytes that the system tells of the whole machine; empty if it does not."""
     try:
-        return [int(getattr(_psutil().virtual_memory(), field))]
+        return [int(getattr(psutil.virtual_memory(), field))]
     except (OSError, RuntimeError, ValueError, NotImplementedError):  # it reads files that a sandbox may lack
         return []
-
-
-def _psutil() -> Any:
-    import psutil  # what Linux tells in files is asked for without it: it takes as long as half of --help
-
-    return psutil
 
 
 def _meminfo(root: Path, name: str) -> list[int]:

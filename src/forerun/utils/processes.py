@@ -9,6 +9,14 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
+
+from forerun.utils.deferred import DeferredModule
+
+if TYPE_CHECKING:
+    import psutil
+else:
+    psutil = DeferredModule("psutil")
 
 _UNBOUNDED = ("darwin", "win32")
 """Systems on which no kernel refuses memory to a process: macOS takes no notice of RLIMIT_AS, Windows has none."""
@@ -29,8 +37,6 @@ def end_group(process: subprocess.Popen[bytes]) -> None:
 
 
 def _end_tree(process: subprocess.Popen[bytes]) -> None:
-    import psutil
-
     started = []
     with suppress(psutil.Error):
         started = psutil.Process(process.pid).children(recursive=True)
@@ -62,8 +68,6 @@ def watched_memory(process: subprocess.Popen[bytes], most: int) -> Iterator[thre
 
 
 def _watch(process: subprocess.Popen[bytes], most: int, exceeded: threading.Event, is_over: threading.Event) -> None:
-    import psutil
-
     with suppress(psutil.Error):  # it has ended
         watched = psutil.Process(process.pid)
         while not is_over.wait(_LOOK_EVERY):

@@ -14,10 +14,15 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from forerun.errors import ConfigError
+from forerun.utils.deferred import DeferredModule
 from forerun.utils.signals import cleaned_up
 
 if TYPE_CHECKING:
+    import termios
+
     from forerun.engine import StreamChunk
+else:
+    termios = DeferredModule("termios")  # Windows has none
 
 _CONTROLS = {code: 0x2400 + code for code in range(0x20) if chr(code) not in "\n\t"} | {0x7F: 0x2421, 0x0D: None}
 _CONTROLS |= dict.fromkeys((*range(0x80, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A)), 0xFFFD)
@@ -124,8 +129,6 @@ def silent_keys() -> Iterator[None]:
     if sys.platform == "win32" or not os.isatty(0):
         yield
         return
-    import termios
-
     before = termios.tcgetattr(0)
     silent = [*before]
     silent[3] &= ~termios.ECHO
