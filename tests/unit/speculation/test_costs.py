@@ -330,7 +330,7 @@ def test_a_relative_cache_folder_is_ignored(home: Path, tmp_path: Path, monkeypa
 def test_the_cache_folder_of_other_systems(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("LOCALAPPDATA", str(tmp_path / "local"))
+    monkeypatch.setattr(windows, "get_win_folder", lambda name: str(tmp_path / "local"))
     folders = {
         "darwin": (macos.MacOS, tmp_path / "Library" / "Caches" / "forerun"),
         "win32": (windows.Windows, tmp_path / "local" / "forerun" / "Cache"),
