@@ -42,6 +42,9 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 # Contiguous halves of the tests, so that what a module prepares is prepared once; who is done first takes from the other.
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+SYSTEM_MODULES := os|signal|socket|mmap|ctypes|fcntl|resource|termios|select|errno|winreg|asyncio|subprocess
+# Files that use modules which are others on other systems.
+SYSTEM_CODE = $(shell grep -rlE '^ *(import|from) ($(SYSTEM_MODULES))\b' --include=*.py src tools)
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-all fuzz mutants check fix gpu docs blocks release kernels wheel scale clients page report measure bench clean
@@ -78,6 +81,10 @@ check: $(STAMP)
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+	@for system in darwin win32; do \
+	echo "mypy --platform $$system"; \
+	$(BIN)/mypy --config-file tools/platforms.ini --platform $$system --cache-dir .mypy_cache/$$system $(SYSTEM_CODE) || exit 1; \
+	done
 	$(MAKE) test
 	$(BIN)/forerun audit bundled --quick
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import platform
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +28,7 @@ from forerun.config import (
 )
 from forerun.errors import ConfigError, NativeUnavailableError
 from forerun.utils.home import HOME_VARIABLE, home
-from forerun.utils.machine import features
+from forerun.utils.machine import features, performance_cores
 
 _VARIABLES = (HOME_VARIABLE, KERNELS_VARIABLE, INSTRUCTIONS_VARIABLE, "CXX", "OMP_NUM_THREADS")
 _PLANNED = ("weight_bytes", "loading_bytes", "page_bytes", "pages")
@@ -86,6 +88,7 @@ def info(
     base = home()
     facts = machine_facts() | {
         "processor_features": features(),
+        "performance_cores": performance_cores(),
         "kernels": _kernels(),
         "home": None if base is None else str(base),
         "variables": {name: os.environ[name] for name in _VARIABLES if name in os.environ},
@@ -191,14 +194,33 @@ def _kernels() -> dict[str, Any]:
             reason = f"{INSTRUCTIONS_VARIABLE} says {used}; this processor has {best}."
         elif (failure := kept_failure(found.path, best)) is not None:
             reason += f" This processor has {best}. {failure}"
+    if never := _never_run():
+        reason += f" {never}"
     facts = {"run": NATIVE, "instructions": used, "library": str(found.path), "reason": reason}
     return facts | {"prefetch_distances": known_distances(found)}
+
+
+def _never_run() -> str:
+    """Return a sentence where forerun's makers have had no such machine to run the kernels on; empty elsewhere."""
+    if sys.platform == "linux" and platform.machine() == "x86_64":
+        return ""
+    system = {"Darwin": "macOS"}.get(platform.system(), platform.system())
+    return (
+        f"These kernels were never run on {system} with a processor of {platform.machine()} before they were released: "
+        "`forerun audit bundled --quick` tells whether they compute there what they should."
+    )
 
 
 def _prefetching(distances: Mapping[str, Sequence[int]]) -> str:
     """Describe how far ahead weights are asked for, by their kind, for one row, two and more."""
     kinds = [f"{kind} {'/'.join(map(str, each))}" for kind, each in distances.items()]
     return f"{', '.join(kinds)} bytes ahead for 1/2/more rows" if kinds else "nothing tried with these threads"
+
+
+def _cores(facts: Mapping[str, Any]) -> str:
+    fast = facts["performance_cores"]
+    kinds = "" if fast == facts["cores"] else f", of which {fast} performance cores"
+    return f"{facts['cores']}{kinds}, {facts['threads']} threads of torch"
 
 
 def _lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
@@ -212,7 +234,7 @@ def _lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
         ("system", facts["system"]),
         ("processor", facts["cpu"]),
         ("features", " ".join(shown) or "unknown"),
-        ("cores", f"{facts['cores']}, {facts['threads']} threads of torch"),
+        ("cores", _cores(facts)),
         ("accelerator", facts["accelerator"] or "none"),
         ("kernels", " ".join(each for each in (kernels["run"], kernels["instructions"]) if each)),
         ("reason", kernels["reason"]),

@@ -38,7 +38,7 @@ from forerun.utils import fetch as store
 from forerun.utils.device import DEVICES
 from forerun.utils.fields import Checked, option, option_like
 from forerun.utils.json_file import read_template
-from forerun.utils.machine import cores
+from forerun.utils.machine import performance_cores
 from forerun.utils.stores import stored_models
 
 if TYPE_CHECKING:
@@ -189,7 +189,7 @@ ChatTemplate = Annotated[
         show_default="the model's, or chat_template.jinja beside it",
     ),
 ]
-_THREADS_TEXT = "OMP_NUM_THREADS, else one for each physical core"
+_THREADS_TEXT = "OMP_NUM_THREADS, else one for each performance core"
 Threads = Annotated[
     int | None,
     typer.Option("--threads", "-t", help="Threads of torch.", min=1, metavar="INT", show_default=_THREADS_TEXT),
@@ -228,11 +228,12 @@ def template_text(file: Path | None) -> str | None:
 
 
 def set_threads(threads: int | None) -> None:
-    """Set torch's number of threads; None leaves what an environment variable says, else takes one for each core."""
+    """Set torch's number of threads; None leaves what an environment variable says, else takes one for each performance
+    core."""
     import torch
 
     if threads is None and not any(map(os.environ.get, ("OMP_NUM_THREADS", "MKL_NUM_THREADS"))):
-        threads = cores()
+        threads = performance_cores()
     if threads is not None:
         torch.set_num_threads(threads)
 

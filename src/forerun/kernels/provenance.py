@@ -5,14 +5,21 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from forerun.utils import machine
+from forerun.utils.deferred import DeferredModule
+
+if TYPE_CHECKING:
+    import psutil
+else:
+    psutil = DeferredModule("psutil")
 
 # The machine and the software that figures depend on.
 
@@ -69,9 +76,6 @@ def _commit() -> str | None:
     commit = git("rev-parse", "--short=10", "HEAD")
     changed = git("status", "--porcelain", "--untracked-files=no", "--", str(here.parents[1]))
     return f"{commit}+" if commit and changed else commit
-
-
-_STAT = Path("/proc/stat")
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +138,36 @@ def describe_environment(environment: Environment) -> str:
     return describe_machine({**facts, "commit": commit})
 
 
+_BUSY = ("user", "nice", "system", "irq", "softirq", "interrupt", "dpc")
+_IDLE = ("idle", "iowait")
+"""As psutil names them, of all systems together."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Spent:
+    """Seconds of all processors together, since the system began.
+
+    Attributes:
+        stolen: given to other machines by a hypervisor; None where the system does not tell.
+        total: all of them, idle ones too.
+    """
+
+    busy: float
+    stolen: float | None
+    total: float
+
+    @classmethod
+    def now(cls) -> _Spent | None:
+        """Return those until now; None if the system does not tell."""
+        try:
+            found = psutil.cpu_times()._asdict()
+        except (OSError, RuntimeError):
+            return None
+        busy = sum(found.get(name, 0.0) for name in _BUSY)
+        stolen = found.get("steal")
+        return cls(busy, stolen, busy + sum(found.get(name, 0.0) for name in _IDLE) + (stolen or 0.0))
+
+
 @dataclass(frozen=True, slots=True)
 class Watch:
     """The state of the machine at one moment, from which `environment` measures.
@@ -142,33 +176,33 @@ class Watch:
         date: of that moment.
         started: the same by the clock that measures.
         load: averages then.
-        ticks: of all processors then, since the system began: all, busy, stolen; None if unknown.
+        spent: seconds of all processors then, since the system began; None if unknown.
         own_seconds: processor time that this process and its children had taken.
     """
 
     date: datetime
     started: float
     load: Sequence[float]
-    ticks: tuple[int, int, int] | None
+    spent: _Spent | None
     own_seconds: float
 
     @classmethod
     def begin(cls) -> Watch:
         """Record the state of the machine. Call it before loading anything: the load average is then that of other
         processes."""
-        return cls(datetime.now(UTC), time.perf_counter(), _load(), _ticks(), _own_seconds())
+        return cls(datetime.now(UTC), time.perf_counter(), _load(), _Spent.now(), _own_seconds())
 
     def environment(self) -> Environment:
         """Return the environment, with what happened since `begin`."""
         facts = machine_facts()
         seconds = time.perf_counter() - self.started
-        now = _ticks()
+        now = _Spent.now()
         stolen = others = None
-        if self.ticks is not None and now is not None and now[0] > self.ticks[0]:
-            total, busy, taken = (after - before for before, after in zip(self.ticks, now, strict=True))
-            stolen = taken / total
+        if self.spent is not None and now is not None and now.total > self.spent.total:
+            if now.stolen is not None and self.spent.stolen is not None:
+                stolen = (now.stolen - self.spent.stolen) / (now.total - self.spent.total)
             own = _own_seconds() - self.own_seconds
-            others = max(busy / os.sysconf("SC_CLK_TCK") - own, 0.0) / max(seconds, 1e-9)
+            others = max(now.busy - self.spent.busy - own, 0.0) / max(seconds, 1e-9)
         commit = facts["commit"]
         return Environment(
             forerun=facts["forerun"],
@@ -194,19 +228,12 @@ class Watch:
 
 
 def _load() -> tuple[float, ...]:
+    if sys.platform == "win32":
+        return ()
     try:
         return os.getloadavg()
-    except (OSError, AttributeError):  # Windows has none
+    except OSError:
         return ()
-
-
-def _ticks() -> tuple[int, int, int] | None:
-    try:
-        user, nice, system, idle, iowait, irq, softirq, steal = map(int, _STAT.read_text().splitlines()[0].split()[1:9])
-    except (OSError, ValueError, IndexError):
-        return None
-    busy = user + nice + system + irq + softirq
-    return busy + idle + iowait + steal, busy, steal
 
 
 def _own_seconds() -> float:

@@ -20,6 +20,7 @@ import logging
 import math
 import os
 import stat
+import sys
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -281,16 +282,17 @@ def _check_folder(folder: Path, fingerprint: str) -> None:
         found = {folder: folder.stat()} | ({inner: inner.lstat()} if os.path.lexists(inner) else {})
     except OSError as failure:
         raise ConfigError(f"prompt_cache {folder} cannot be used: {failure.strerror}. {REMEDY}") from None
-    for path, status in found.items() if hasattr(os, "geteuid") else ():  # not on Windows
-        if not stat.S_ISDIR(status.st_mode):
-            raise ConfigError(f"prompt_cache {path} is no folder. Remove it.")
-        if status.st_uid != os.geteuid():
-            raise ConfigError(f"prompt_cache {path} is another user's, who could change answers. {remedy}")
-        if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-            raise ConfigError(
-                f"prompt_cache {path} may be written to by other users, who could change answers. Take that right away "
-                "(chmod go-w), or give another folder."
-            )
+    if sys.platform != "win32":  # where rights stand elsewhere
+        for path, status in found.items():
+            if not stat.S_ISDIR(status.st_mode):
+                raise ConfigError(f"prompt_cache {path} is no folder. Remove it.")
+            if status.st_uid != os.geteuid():
+                raise ConfigError(f"prompt_cache {path} is another user's, who could change answers. {remedy}")
+            if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+                raise ConfigError(
+                    f"prompt_cache {path} may be written to by other users, who could change answers. Take that right "
+                    "away (chmod go-w), or give another folder."
+                )
     if _ABOUT not in others:
         if others:
             raise ConfigError(f"prompt_cache {folder} has other files, such as {others[0]}. {remedy}")

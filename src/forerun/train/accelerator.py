@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -12,6 +10,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from forerun.errors import ConfigError
 from forerun.train.defaults import AUTO
 from forerun.utils.device import bfloat16_features, is_quick_at_bfloat16, resolve_device
+from forerun.utils.machine import glibc_function
 
 MICRO_TOKENS = {"cpu": 4_096, "cuda": 131_072, "mps": 4_096}
 """Largest number of tokens in one forward; a larger batch is accumulated."""
@@ -35,9 +34,8 @@ def reuse_memory() -> None:
     By default every large tensor is returned to the system and allocated again, and its pages are cleared each time:
     elementwise operations on logits took three times as long.
     """
-    try:
-        mallopt = ctypes.CDLL(None).mallopt
-    except (OSError, AttributeError, TypeError):
+    mallopt = glibc_function("mallopt")
+    if mallopt is None:
         return
     for option, value in (
         (_GLIBC_MMAP, _REUSED_BYTES),

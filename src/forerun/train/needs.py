@@ -102,7 +102,7 @@ class RunNeeds:
 
 def _present(where: torch.device) -> int:
     """Return the bytes of memory that this process uses on a device."""
-    return torch.cuda.memory_allocated(where) if where.type == "cuda" else resident_memory() or 0
+    return torch.cuda.memory_allocated(where) if where.type == "cuda" else resident_memory()
 
 
 def _free(where: torch.device) -> int | None:

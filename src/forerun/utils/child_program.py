@@ -7,6 +7,7 @@ object, and bytes. The kernel ends the process where a task takes more processor
 from __future__ import annotations
 
 import json
+import mmap
 import os
 import re
 import signal
@@ -154,9 +155,14 @@ def _marked(message: dict[str, Any], key: str, mark: str) -> dict[str, Any]:
 _contents: dict[str, bytes] = {}
 
 
+def memory_beside(content: bytes) -> int:
+    """Return the bytes of memory that a process may have with a tokenizer.json."""
+    return MEMORY + MEMORY_PER_BYTE * len(content)
+
+
 def define(blob: bytes, key: str) -> Answer:
     """Keep the tokenizer.json of later tasks."""
-    _limit_memory(MEMORY + MEMORY_PER_BYTE * len(blob))
+    _limit_memory(memory_beside(blob))
     _contents[key] = blob
     return {}, b""
 
@@ -291,18 +297,35 @@ _TASKS: dict[str, tuple[Callable[..., Answer], Callable[..., Any], tuple[str, ..
 
 
 def _resident() -> int:
-    """Return the bytes of memory that the process holds; 0 where the system does not tell."""
-    with suppress(OSError):
-        return int(_STATM.read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    return 0
+    """Return the bytes of memory that the process holds."""
+    with suppress(OSError):  # macOS and Windows have no such file
+        return int(_STATM.read_text(encoding="ascii").split()[1]) * mmap.PAGESIZE
+    return int(_psutil().Process().memory_info().rss)
+
+
+def _psutil() -> Any:
+    import psutil  # Linux tells without it, which takes as long to import as all that is imported here
+
+    return psutil
 
 
 def _limit_memory(nbytes: int) -> None:
-    with suppress(ImportError, ValueError):  # there is no such bound on Windows, and a lower one may hold already
+    """Have the kernel refuse more memory. On macOS and Windows it does not, and the parent watches instead."""
+    if sys.platform != "win32":
         import resource
 
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        resource.setrlimit(resource.RLIMIT_AS, (nbytes, resource.getrlimit(resource.RLIMIT_AS)[1]))
+        with suppress(OSError, ValueError):  # a lower bound may hold already
+            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+            resource.setrlimit(resource.RLIMIT_AS, (nbytes, resource.getrlimit(resource.RLIMIT_AS)[1]))
+
+
+def _give_way() -> None:
+    with suppress(OSError):
+        if sys.platform == "win32":
+            psutil = _psutil()
+            psutil.Process().nice(psutil.BELOW_NORMAL_PRIORITY_CLASS)
+        else:
+            os.nice(_NICENESS)
 
 
 def _answer(task: str, seconds: float, arguments: dict[str, Any], blob: bytes) -> Answer:
@@ -323,15 +346,16 @@ def _answer(task: str, seconds: float, arguments: dict[str, Any], blob: bytes) -
 
 
 def _set_timer(seconds: float) -> None:
-    if hasattr(signal, "setitimer"):  # else the parent's limit is all there is
+    if sys.platform != "win32":  # else the parent's limit is all there is
         signal.setitimer(signal.ITIMER_PROF, seconds)
 
 
 def main() -> None:
     """Perform tasks until the parent closes its end."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
-    with suppress(AttributeError, OSError):
-        os.nice(_NICENESS)
+    for name in ("SIGINT", "SIGBREAK"):  # the parent decides
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
+    _give_way()
     _limit_memory(MEMORY)
     if RENDERS in sys.argv:
         _templates()

@@ -24,7 +24,8 @@ from hashlib import blake2b
 from typing import Any, TypeVar
 
 from forerun.utils import child_program
-from forerun.utils.child_program import MEMORY, Answer, read_frame, write_frame
+from forerun.utils.child_program import MEMORY, Answer, memory_beside, read_frame, write_frame
+from forerun.utils.processes import watched_memory
 
 T = TypeVar("T")
 
@@ -107,6 +108,7 @@ class _Child:
     Attributes:
         known: keys of the tokenizers that it has.
         resident: bytes of memory that it held after its last task.
+        most: bytes that it may hold.
         idle_since: of `time.monotonic`.
     """
 
@@ -119,6 +121,7 @@ class _Child:
         )
         self.known: set[str] = set()
         self.resident = 0
+        self.most = MEMORY
         self.idle_since = 0.0
         self._is_late = False
 
@@ -145,15 +148,16 @@ class _Child:
         timer = threading.Timer(_WALL_SECONDS + _WALL_FACTOR * seconds, self._expire)
         timer.daemon = True
         timer.start()
-        try:
-            write_frame(target, {"task": task, "seconds": seconds, "arguments": arguments}, blob)
-            answer = read_frame(source)
-        except OSError:  # it has ended
-            answer = None
-        finally:
-            timer.cancel()
+        with watched_memory(self._process, self.most) as exceeded:
+            try:
+                write_frame(target, {"task": task, "seconds": seconds, "arguments": arguments}, blob)
+                answer = read_frame(source)
+            except OSError:  # it has ended
+                answer = None
+            finally:
+                timer.cancel()
         if answer is None:
-            raise self._death(seconds)
+            raise TaskLimitError(_TOO_LARGE) if exceeded.is_set() else self._death(seconds)
         fields, content = answer
         self.resident = fields.pop("resident")
         if (excess := fields.get("exceeded")) is not None:
@@ -215,6 +219,7 @@ class Children:
                     if tokenizer is not None:
                         key, content = tokenizer_json(tokenizer)
                         if key not in child.known:
+                            child.most = memory_beside(content)
                             child.perform("define", {"key": key}, content, _WALL_SECONDS)
                             child.known.add(key)
                         arguments = {"key": key, **arguments}

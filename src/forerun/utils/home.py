@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+from forerun.utils.deferred import DeferredModule
+
+if TYPE_CHECKING:
+    import platformdirs
+else:
+    platformdirs = DeferredModule("platformdirs")
 
 HOME_VARIABLE = "FORERUN_HOME"
 """Environment variable: the folder. Unset or empty: `forerun` in the user's cache folder."""
@@ -22,7 +31,8 @@ TOKENIZERS_FOLDER = "tokenizers"
 
 
 def home() -> Path | None:
-    """Return FORERUN_HOME, else $XDG_CACHE_HOME/forerun, else ~/.cache/forerun; it need not exist.
+    """Return FORERUN_HOME, else $XDG_CACHE_HOME/forerun, else ~/.cache/forerun, on macOS ~/Library/Caches/forerun, on
+    Windows %LOCALAPPDATA%\\forerun\\Cache; it need not exist.
 
     None for a user without a home, where no variable says otherwise.
     A relative FORERUN_HOME counts from the working directory. A relative XDG_CACHE_HOME is ignored, as the XDG Base
@@ -33,6 +43,10 @@ def home() -> Path | None:
         if chosen:
             return Path(chosen).expanduser().absolute()
         base = Path(os.environ.get("XDG_CACHE_HOME", ""))
-        return (base if base.is_absolute() else Path.home() / ".cache") / "forerun"
+        if base.is_absolute():
+            return base / "forerun"
+        if sys.platform in ("darwin", "win32"):
+            return platformdirs.user_cache_path("forerun", appauthor=False)
+        return Path.home() / ".cache" / "forerun"
     except RuntimeError:  # a user without a home
         return Path(chosen).absolute() if chosen else None

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-_ENDING = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+_ENDING = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP", "SIGBREAK") if hasattr(signal, name)]
+"""The last one is Windows': Ctrl-Break, and a window that is closed."""
 
 
 class _Ending:
@@ -37,7 +38,7 @@ _ending = _Ending()
 
 @contextmanager
 def cleaned_up() -> Iterator[None]:
-    """Have SIGTERM and SIGHUP raise SystemExit in this block, and end the process by the same signal after it.
+    """Have SIGTERM, SIGHUP and SIGBREAK raise SystemExit in this block, and end the process by the same one after it.
 
     Signals come to the main thread alone: in other threads this does nothing, nor where a signal has a handler already
     or is ignored.

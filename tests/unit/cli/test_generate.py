@@ -16,7 +16,6 @@ from forerun.cli import generate
 from forerun.cli.answers import stderr_lines
 from forerun.cli.main import app
 from forerun.errors import ForerunError, ModelLoadError
-from forerun.utils import machine
 
 from .conftest import Invoke
 from .fakes import WORDS, FakeLLM
@@ -57,10 +56,11 @@ def test_text_goes_to_stdout_and_one_line_of_statistics_to_stderr(invoke: Invoke
 def test_threads(invoke: Invoke, opened: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
     monkeypatch.setattr("torch.set_num_threads", seen.append)
+    monkeypatch.setattr("forerun.cli.options.performance_cores", lambda: 5)
     assert invoke("generate", "a").exit_code == 0 and not seen  # OMP_NUM_THREADS is set
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         monkeypatch.delenv(name)
-    assert invoke("generate", "a").exit_code == 0 and seen.pop() == machine.cores()
+    assert invoke("generate", "a").exit_code == 0 and seen.pop() == 5
     assert invoke("generate", "a", "--threads", "3").exit_code == 0 and seen == [3]
     for command in ("generate", "chat", "serve"):
         assert "--threads" in invoke(command, "--help").stdout

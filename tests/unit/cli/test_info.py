@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import platform
 import re
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,6 +13,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from forerun.cli import info
 from forerun.drafters.models.head_files.folder import save_head
 from forerun.errors import NativeUnavailableError
 from forerun.kernels import cpu as module
@@ -54,6 +57,38 @@ def test_which_kernels_run(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> N
         "library": None,
         "reason": "FORERUN_KERNELS says so.",
     }
+
+
+@pytest.mark.parametrize(
+    ("system", "name", "processor", "where"),
+    [
+        ("linux", "Linux", "x86_64", None),
+        ("linux", "Linux", "aarch64", "Linux with a processor of aarch64"),
+        ("darwin", "Darwin", "arm64", "macOS with a processor of arm64"),
+        ("win32", "Windows", "AMD64", "Windows with a processor of AMD64"),
+    ],
+)
+def test_machines_that_the_kernels_never_ran_on(
+    monkeypatch: pytest.MonkeyPatch, system: str, name: str, processor: str, where: str | None
+) -> None:
+    monkeypatch.delenv("FORERUN_KERNELS", raising=False)
+    library = SimpleNamespace(path=Path("/some/library.so"), supported=["best"], instructions="best")
+    monkeypatch.setattr(module, "_loaded", library)
+    monkeypatch.setattr(prefetching, "_known", {})
+    monkeypatch.setattr(sys, "platform", system)
+    monkeypatch.setattr(platform, "system", lambda: name)
+    monkeypatch.setattr(platform, "machine", lambda: processor)
+    reason = info._kernels()["reason"]
+    assert (f"never run on {where} before" in reason) if where else ("never" not in reason)
+
+
+def test_performance_cores_are_told_where_there_are_others(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("forerun.utils.machine.cores", lambda: 12)
+    monkeypatch.setattr(info, "performance_cores", lambda: 4)
+    assert re.search(r"^cores: +12, of which 4 performance cores, \d+ threads", invoke("info").stdout, re.MULTILINE)
+    assert json.loads(invoke("info", "--json").stdout)["performance_cores"] == 4
+    monkeypatch.setattr(info, "performance_cores", lambda: 12)
+    assert re.search(r"^cores: +12, \d+ threads", invoke("info").stdout, re.MULTILINE)
 
 
 def test_a_better_instruction_set_that_could_not_be_compiled(

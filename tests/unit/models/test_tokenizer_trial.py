@@ -57,6 +57,17 @@ def changed(folder: Path, change: Callable[[dict[str, Any]], dict[str, Any]]) ->
     return folder
 
 
+def test_memory_is_watched_where_the_kernel_does_not_bound_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on macOS and Windows."""
+    greedy = tmp_path / "greedy.py"
+    greedy.write_text("import time; held = bytearray(b'x') * (200 << 20); time.sleep(600)")
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setattr(tokenizer_trial, "_PROCESS", greedy)
+    monkeypatch.setattr(tokenizer_trial, "_MEMORY", 100 << 20)
+    found = tokenizer_trial._trial(b"{}")
+    assert found == "it made the process that tried it take more than the 100 MiB that were allowed"
+
+
 def test_attacks_end_in_an_error_that_names_the_file(home: Path, tmp_path: Path) -> None:
     folders = {name: changed(tmp_path / name, change) for name, change in ATTACKS.items()}
     code = """

@@ -9,6 +9,7 @@ import logging
 import re
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -225,6 +226,15 @@ def test_a_request_that_takes_too_long() -> None:
         events = http.post(COMPLETIONS, json={**LONG, "stream": True}).text.strip().split("\n\n")
         assert events[-1] == "data: [DONE]" and "error" in json.loads(events[-2].removeprefix("data: "))
         served.settle()
+
+
+def test_a_port_of_windows_is_not_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There SO_REUSEADDR takes a port that another server has."""
+    monkeypatch.setattr(sys, "platform", "win32")
+    monkeypatch.setattr(socket, "SO_EXCLUSIVEADDRUSE", socket.SO_KEEPALIVE, raising=False)
+    with bound_socket(ServerOptions(port=0)) as listening:
+        assert listening.getsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR) == 0
+        assert listening.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
 
 
 def test_a_client_that_does_not_read_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:

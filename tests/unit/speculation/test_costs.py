@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import os
 import random
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
+import platformdirs
 import pytest
+from platformdirs import macos, windows
 
 from forerun.config import COST_CACHE_VARIABLE
 from forerun.errors import ConfigError
@@ -322,6 +325,25 @@ def test_a_relative_cache_folder_is_ignored(home: Path, tmp_path: Path, monkeypa
     assert cost_model.FILE.path() == tmp_path / "elsewhere" / "costs-5.json"
     monkeypatch.setenv(HOME_VARIABLE, "~/mine")
     assert cost_model.FILE.path() == tmp_path / "user" / "mine" / "costs-5.json"
+
+
+def test_the_cache_folder_of_other_systems(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(windows, "get_win_folder", lambda name: str(tmp_path / "local"))
+    folders = {
+        "darwin": (macos.MacOS, tmp_path / "Library" / "Caches" / "forerun"),
+        "win32": (windows.Windows, tmp_path / "local" / "forerun" / "Cache"),
+    }
+    for system, (dirs, folder) in folders.items():
+        monkeypatch.setattr(sys, "platform", system)
+        monkeypatch.setattr(
+            platformdirs, "user_cache_path", lambda *args, dirs=dirs, **more: dirs(*args, **more).user_cache_path
+        )
+        assert cost_model.FILE.path() == folder / "costs-5.json"
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "chosen"))
+        assert cost_model.FILE.path() == tmp_path / "chosen" / "forerun" / "costs-5.json"
+        monkeypatch.delenv("XDG_CACHE_HOME")
 
 
 def test_a_switch_that_is_none_is_refused(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,13 +10,15 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from forerun.errors import PromptError
 from forerun.models import find_tokenizer
-from forerun.utils import children, vocabulary
+from forerun.utils import child_program, children, vocabulary
 from forerun.utils.children import Children, TaskError, TaskLimitError, in_thread
 from forerun.utils.vocabulary import encode_text
 from small_tokenizers import byte_level, sentence_piece
@@ -93,6 +95,31 @@ def test_a_task_that_sleeps_ends_too(pool: Children, monkeypatch: pytest.MonkeyP
     os.kill(child._process.pid, signal.SIGSTOP)
     with pytest.raises(TaskLimitError, match="has not come to an end in time"):
         render(pool, "well")
+
+
+def test_memory_is_watched_where_the_kernel_does_not_bound_it(pool: Children, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on macOS and Windows."""
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert render(pool, "so") == "so"
+    (child,) = pool._idle
+    child.most = child.resident // 2
+    with pytest.raises(TaskLimitError, match="more than 1 GiB of memory"):
+        render(pool, ENDLESS)
+    assert not child.is_alive and render(pool, "again") == "again"
+
+
+def test_what_a_child_asks_of_other_systems(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = child_program._resident()
+    monkeypatch.setattr(child_program, "_STATM", tmp_path / "none")
+    assert here / 2 < child_program._resident() < here * 2
+    given = list[int]()
+    monkeypatch.setattr(sys, "platform", "win32")
+    monkeypatch.setattr(psutil, "BELOW_NORMAL_PRIORITY_CLASS", 16384, raising=False)
+    monkeypatch.setattr(psutil.Process, "nice", lambda self, value: given.append(value))
+    child_program._give_way()
+    child_program._limit_memory(1)  # nothing there
+    child_program._set_timer(1.0)
+    assert given == [16384] and signal.getitimer(signal.ITIMER_PROF) == (0.0, 0.0)
 
 
 def test_a_task_ends_with_its_caller(pool: Children) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import errno
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
+import psutil
 import pytest
 import torch
 
@@ -43,7 +45,7 @@ V1, V2 = ("memory.limit_in_bytes", "memory.usage_in_bytes"), ("memory.max", "mem
 
 def test_without_cgroups_it_is_what_the_system_says(root: Path) -> None:
     assert available_memory(root) == 3000 * MIB
-    assert total_memory(root) == os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    assert total_memory(root) == 8000000 * 1024
 
 
 def test_a_cgroup_of_version_2_bounds_it(root: Path) -> None:
@@ -85,11 +87,17 @@ def test_damaged_files_say_nothing(tmp_path: Path, text: str) -> None:
     assert available_memory(tmp_path) is None or available_memory(tmp_path) > 0  # type: ignore[operator]
 
 
-def test_a_system_that_tells_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(name: str) -> int:
-        raise ValueError(f"unrecognized configuration name {name}")
+def test_a_system_without_files_about_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """macOS and Windows."""
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=8 * MIB, available=3 * MIB))
+    assert available_memory(tmp_path) == 3 * MIB and total_memory(tmp_path) == 8 * MIB
 
-    monkeypatch.setattr(os, "sysconf", refuse)
+
+def test_a_system_that_tells_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> None:
+        raise OSError("no such call")
+
+    monkeypatch.setattr(psutil, "virtual_memory", refuse)
     assert available_memory(tmp_path) is None and total_memory(tmp_path) is None
 
 

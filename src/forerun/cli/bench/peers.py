@@ -19,7 +19,7 @@ from forerun.errors import ConfigError
 from forerun.lab.results.files import without_folders
 from forerun.lab.results.schema import TargetFacts
 from forerun.utils.fields import option
-from forerun.utils.machine import cores, features
+from forerun.utils.machine import features, performance_cores
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ def peers(
     cases = [case for each in compared.cases().values() for case in each]
     model = chosen_model(model)
     drafters = choose_drafters(model, None, compared.drafters)
-    count = threads or cores()
+    count = threads or performance_cores()
     watch = begin(count, json)
     with opened(model, llm.quantize or llm.dtype, say) as name, closing(Peers(say)) as started:
         tokenizer = find_tokenizer(name)

@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from forerun.errors import ConfigError
+from forerun.utils.deferred import DeferredModule
 from forerun.utils.signals import cleaned_up
 
-try:
-    import termios
-except ImportError:  # Windows
-    termios = None  # type: ignore[assignment]
-
 if TYPE_CHECKING:
+    import termios
+
     from forerun.engine import StreamChunk
+else:
+    termios = DeferredModule("termios")  # Windows has none
 
 _CONTROLS = {code: 0x2400 + code for code in range(0x20) if chr(code) not in "\n\t"} | {0x7F: 0x2421, 0x0D: None}
 _CONTROLS |= dict.fromkeys((*range(0x80, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A)), 0xFFFD)
@@ -126,7 +126,7 @@ class Screen:
 @contextmanager
 def silent_keys() -> Iterator[None]:
     """Have the terminal echo no keys in this block: they would stand within an answer. They are read after it."""
-    if termios is None or not os.isatty(0):
+    if sys.platform == "win32" or not os.isatty(0):
         yield
         return
     before = termios.tcgetattr(0)

@@ -11,7 +11,7 @@ from forerun.config import EngineConfig
 from forerun.errors import ConfigError
 from forerun.server.options import ServerOptions
 from forerun.utils.fields import check_options, option
-from forerun.utils.machine import cores
+from forerun.utils.machine import performance_cores
 
 ROUTERS: Mapping[str, str | None] = MappingProxyType(
     {
@@ -108,7 +108,7 @@ class ServePlan:
 
 def threads_of(options: RayOptions) -> int:
     """Return the CPUs of each replica or worker."""
-    return options.replica_threads or max(1, cores() // options.replicas)
+    return options.replica_threads or max(1, performance_cores() // options.replicas)
 
 
 def gpus_of(llm: Mapping[str, Any]) -> int:

@@ -8,8 +8,8 @@ import os
 import platform
 import shlex
 import shutil
-import signal
 import subprocess
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,6 +25,7 @@ from forerun.utils import machine
 from forerun.utils.files import digest, file_digest, leftovers, locked, new_files, remove, write_json
 from forerun.utils.home import HOME_VARIABLE, KERNELS_FOLDER, home
 from forerun.utils.json_file import Fields
+from forerun.utils.processes import end_group
 from forerun.utils.signals import cleaned_up, held
 
 VARIABLE = "CXX"
@@ -180,8 +181,7 @@ def _exit_codes(starts: Sequence[Callable[[], subprocess.Popen[bytes]]], limit: 
         return codes
     finally:
         for process in running.values():
-            with suppress(OSError):
-                os.killpg(process.pid, signal.SIGKILL)
+            end_group(process)
             process.wait()
 
 
@@ -350,8 +350,8 @@ def loading(path: Path) -> Iterator[None]:
 def _is_noexec(path: Path) -> bool:
     """Return whether the file system of `path` forbids executing and loading files."""
     try:
-        return bool(os.statvfs(path).f_flag & os.ST_NOEXEC)
-    except (OSError, AttributeError):  # AttributeError: systems without this flag
+        return sys.platform == "linux" and bool(os.statvfs(path).f_flag & os.ST_NOEXEC)
+    except OSError:
         return False
 
 

@@ -7,8 +7,11 @@ activations, even and odd inputs apart, each in order; quantized weights as `ker
 from __future__ import annotations
 
 import ctypes
+import errno
 import mmap
 import os
+import shutil
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -16,6 +19,7 @@ from contextvars import ContextVar
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryFile
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -91,6 +95,8 @@ def _mapped_file(folder: Path, nbytes: int) -> Tensor:
         with TemporaryFile(dir=folder) as file:
             if hasattr(os, "posix_fallocate"):
                 os.posix_fallocate(file.fileno(), 0, nbytes)  # a full disk would end the process later
+            elif shutil.disk_usage(folder).free < nbytes:  # macOS would make a file with a hole
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             else:
                 file.truncate(nbytes)
             return torch.frombuffer(mmap.mmap(file.fileno(), nbytes), dtype=torch.uint8)
@@ -102,10 +108,10 @@ def _mapped_file(folder: Path, nbytes: int) -> Tensor:
 
 
 def _mapped(nbytes: int) -> Tensor:
-    if not hasattr(mmap, "MAP_PRIVATE"):
+    if sys.platform == "win32":
         return torch.empty(nbytes, dtype=torch.uint8)
     memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
+    if sys.platform == "linux":
         with suppress(OSError):  # a kernel that was built without them
             memory.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(memory, dtype=torch.uint8)
@@ -232,7 +238,7 @@ class NativeLinear(nn.Module):
         return y.view(*x.shape[:-1], self.out_features)
 
 
-Form = QuantizedFormat | BlockType | torch.dtype
+Form: TypeAlias = QuantizedFormat | BlockType | torch.dtype
 """Of a quantized weight, of a GGUF file's blocks, or the dtype of numbers, bfloat16 or float32."""
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from forerun.errors import ModelLoadError
 from forerun.utils.files import digest
 from forerun.utils.home import TOKENIZERS_FOLDER, home
+from forerun.utils.processes import watched_memory
 
 _TRIAL = "1"
 """Changes whenever a trial tests other things."""
@@ -50,22 +51,23 @@ def _trial(content: bytes) -> str | None:
     """Return what is wrong with a tokenizer.json; None if it can be used."""
     bound = _MEMORY + _MEMORY_PER_BYTE * len(content)
     command = [sys.executable, "-P", str(_PROCESS), str(bound)]
+    pipe = subprocess.PIPE
     try:
-        ended = subprocess.run(
-            command,
-            input=content,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            timeout=_SECONDS,
-            env=os.environ | _ALONE,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        return f"it was not ready after {_SECONDS:g} seconds"
+        process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, env=os.environ | _ALONE)
     except OSError as failure:
         return f"the process that tries it could not be started: {failure.strerror or failure}"
-    if ended.returncode < 0:
-        name = signal.Signals(-ended.returncode).name
+    with process, watched_memory(process, bound) as exceeded:
+        try:
+            told, _ = process.communicate(content, timeout=_SECONDS)
+        except BaseException as failure:
+            process.kill()
+            if not isinstance(failure, subprocess.TimeoutExpired):
+                raise
+            return f"it was not ready after {_SECONDS:g} seconds"
+    if exceeded.is_set():
+        return f"it made the process that tried it take more than the {bound >> 20:,} MiB that were allowed"
+    if process.returncode < 0:
+        name = signal.Signals(-process.returncode).name
         return f"it ended the process that tried it ({name}), for which {bound >> 20:,} MiB were allowed"
-    failed = f"the process that tries it ended with {ended.returncode}" if ended.returncode else None
-    return ended.stdout.decode().rstrip(".") or failed
+    failed = f"the process that tries it ended with {process.returncode}" if process.returncode else None
+    return told.decode().rstrip(".") or failed

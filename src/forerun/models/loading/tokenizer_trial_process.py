@@ -75,11 +75,12 @@ def attempt(content: str) -> str | None:
 
 
 if __name__ == "__main__":
-    with suppress(ImportError, ValueError):  # there are no such bounds on Windows, and a lower one may hold already
+    if sys.platform != "win32":
         import resource
 
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        resource.setrlimit(resource.RLIMIT_AS, (int(sys.argv[1]),) * 2)
+        with suppress(OSError, ValueError):  # a lower bound may hold already, and macOS has none: the parent watches
+            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+            resource.setrlimit(resource.RLIMIT_AS, (int(sys.argv[1]),) * 2)
     try:
         reason = attempt(sys.stdin.buffer.read().decode())
     except BaseException as failure:

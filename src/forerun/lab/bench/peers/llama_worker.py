@@ -20,6 +20,7 @@ from forerun.lab.bench.peers.run import SERVER
 from forerun.lab.bench.peers.worker import DRAFT, LOOKUP, PLAIN, answer_requests
 
 _POLL_SECONDS = 0.1
+_UNIX: socket.AddressFamily | None = getattr(socket, "AF_UNIX", None)
 
 
 class _Connection(http.client.HTTPConnection):
@@ -30,7 +31,8 @@ class _Connection(http.client.HTTPConnection):
         self._path = str(path)
 
     def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        assert _UNIX is not None
+        self.sock = socket.socket(_UNIX, socket.SOCK_STREAM)
         self.sock.connect(self._path)
 
 
@@ -38,6 +40,8 @@ class LlamaServer:
     """One llama-server, until `close`. Raises RuntimeError where it ends while it loads."""
 
     def __init__(self, command: list[str], folder: Path, name: str) -> None:
+        if _UNIX is None:
+            raise RuntimeError(f"{SERVER} is asked over a Unix socket, which Python does not have on Windows")
         self._path = folder / f"{name}.sock"
         self._log = folder / f"{name}.log"
         with self._log.open("wb") as log:

@@ -8,7 +8,6 @@ import math
 import os
 import queue
 import re
-import signal
 import subprocess
 import tempfile
 import threading
@@ -18,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import IO, Any
 
 from forerun.utils.json_file import Fields
+from forerun.utils.processes import end_group
 
 MAX_LINE = 1 << 24
 """Bytes of the longest reply."""
@@ -108,24 +108,16 @@ class PeerProcess:
     def stop(self, at_once: bool = False) -> None:
         """End the process, and every process that it started; without `at_once` it may leave by itself first."""
         if at_once:  # first of all: closing waits for a thread that writes to a process that does not read
-            self._kill()
+            end_group(self._process)
         with contextlib.suppress(OSError):
             self._input.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_GOODBYE_SECONDS)
-        self._kill()
+        end_group(self._process)
         self._process.wait()
         for reader in self._readers:
             reader.join(_GOODBYE_SECONDS)
         self._scratch.cleanup()
-
-    def _kill(self) -> None:
-        """End the process and all of its group."""
-        with contextlib.suppress(OSError):  # the group is gone where all of it has left
-            if hasattr(os, "killpg"):
-                os.killpg(self._process.pid, signal.SIGKILL)
-            else:
-                self._process.kill()
 
     def _ended(self, quote_errors: bool) -> str:
         self.stop()

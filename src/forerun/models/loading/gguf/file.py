@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import mmap
 import struct
+import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -312,7 +313,7 @@ class GgufTensor:
 
     def release(self) -> None:
         """Give back the pages of the file that were read. They stay in the system's cache."""
-        if self.content is not None and hasattr(mmap, "MADV_DONTNEED"):
+        if self.content is not None and sys.platform != "win32":
             self.content.madvise(mmap.MADV_DONTNEED)
 
     @property
@@ -345,7 +346,7 @@ def _empty_tensor(count: int, dtype: torch.dtype) -> torch.Tensor:
     system with the tensor: weights are read by several threads and freed by another, and the C library keeps freed
     memory for the thread that allocated it."""
     num_bytes = count * dtype.itemsize
-    if num_bytes < _LARGE or not hasattr(mmap, "MAP_PRIVATE"):
+    if sys.platform == "win32" or num_bytes < _LARGE:
         return torch.empty(count, dtype=dtype)
     return torch.frombuffer(mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), dtype=dtype)
 
