@@ -2,11 +2,11 @@
 // where NEON_I8MM is too with those of bytes with and without sign, and of eight bytes of two rows. Included in a namespace,
 // as isa/avx512.h. bfloat16 becomes float by shifts: what bfdot and bfmmla round depends on the processor (FEAT_EBF16).
 #if defined(NEON_I8MM)
-#define INLINE static inline __attribute__((always_inline, target("+dotprod+i8mm")))
-#define FN static __attribute__((target("+dotprod+i8mm")))
+#define INLINE static inline __attribute__((always_inline, target("arch=armv8.2-a+dotprod+i8mm")))
+#define FN static __attribute__((target("arch=armv8.2-a+dotprod+i8mm")))
 #elif defined(NEON_DOTPROD)
-#define INLINE static inline __attribute__((always_inline, target("+dotprod")))
-#define FN static __attribute__((target("+dotprod")))
+#define INLINE static inline __attribute__((always_inline, target("arch=armv8.2-a+dotprod")))
+#define FN static __attribute__((target("arch=armv8.2-a+dotprod")))
 #else
 #define INLINE static inline __attribute__((always_inline))
 #define FN static
@@ -256,7 +256,9 @@ template <int R, class C> INLINE void word_dots(const uint8_t* p, int64_t soon, 
 }
 
 #if defined(NEON_I8MM)
-constexpr int PAIRED_FROM = 4;  // rows from which on what brings eight codes of an output together is worth it
+// Of so many rows pairs are multiplied: of fewer, bringing eight codes of an output together costs more than it gains, and
+// more have no registers left for it.
+constexpr int IN_PAIRS = 4;
 // sum: of each pair of rows, of two outputs after two, those of the first with both rows, then those of the second.
 template <int R, class C, int f, int END>
 INLINE void add_pairs(const uint8_t* p, int64_t soon, const int8_t* x, int64_t next, int32x4_t (*sum)[8]) {
@@ -290,11 +292,7 @@ template <int R, class C, int FIRST, int FOURS>
 INLINE void code_dots(const uint8_t* p, int64_t soon, const int8_t* x, int64_t next, const int32_t* totals, int64_t step, I* sum) {
     EACH_ROW sum[r] = i_times<C::ZERO>(totals[r * step]);
 #if defined(NEON_I8MM)
-    if constexpr (R >= PAIRED_FROM) {
-        pair_dots<R / 2, C, FIRST, FOURS>(p, soon, x, next, sum);
-        if constexpr (R % 2) add_fours<1, C, 16, FIRST, FIRST + FOURS>(p, 0, x + (R - 1) * next, next, sum + R - 1);
-        return;
-    }
+    if constexpr (R == IN_PAIRS) return pair_dots<R / 2, C, FIRST, FOURS>(p, soon, x, next, sum);
 #endif
     add_fours<R, C, 16, FIRST, FIRST + FOURS>(p, soon, x, next, sum);
 }
@@ -304,7 +302,8 @@ INLINE void i_store_words(int16_t* p, I x) {
     for (int i = 0; i < 4; i += 2) {
         const int64x2_t even = vreinterpretq_s64_s32(vuzp1q_s32(x.v[i], x.v[i + 1]));
         const int64x2_t odd = vreinterpretq_s64_s32(vuzp2q_s32(x.v[i], x.v[i + 1]));
-        vst1q_s16(p + 4 * i, i_words(vreinterpretq_s32_s64(vzip1q_s64(even, odd)), vreinterpretq_s32_s64(vzip2q_s64(even, odd))));
+        const int32x4_t first = vreinterpretq_s32_s64(vzip1q_s64(even, odd));
+        vst1q_s16(p + 4 * i, i_words(first, vreinterpretq_s32_s64(vzip2q_s64(even, odd))));
     }
 }
 // Of the halves of each output's four bytes, the first of outputs 0..7 and 8..15, then the second.
@@ -368,7 +367,7 @@ template <int R, class C> INLINE void word_dots(const uint8_t* p, int64_t soon, 
     }
 }
 
-constexpr int WORD_ROWS = 3;  // whose sums in words stay in registers
+constexpr int WORD_ROWS = 2;  // whose sums in words stay in registers
 // Add the products of codes and inputs to words, in which END - f fours of them fit: of each four, four words follow each
 // other.
 template <int R, class C, int f, int END>
@@ -397,9 +396,10 @@ template <int R, class C, int f, int END> INLINE void add_runs(const uint8_t* p,
 }
 template <int R, class C, int FIRST, int FOURS>
 INLINE void code_dots(const uint8_t* p, int64_t soon, const int8_t* x, int64_t next, const int32_t* totals, int64_t step, I* sum) {
-    if constexpr (R > WORD_ROWS) {
-        code_dots<WORD_ROWS, C, FIRST, FOURS>(p, soon, x, next, totals, step, sum);
-        code_dots<R - WORD_ROWS, C, FIRST, FOURS>(p, 0, x + WORD_ROWS * next, next, totals + WORD_ROWS * step, step, sum + WORD_ROWS);
+    constexpr int SOME = WORD_ROWS;
+    if constexpr (R > SOME) {
+        code_dots<SOME, C, FIRST, FOURS>(p, soon, x, next, totals, step, sum);
+        code_dots<R - SOME, C, FIRST, FOURS>(p, 0, x + SOME * next, next, totals + SOME * step, step, sum + SOME);
     } else {
         EACH_ROW sum[r] = i_times<C::ZERO>(totals[r * step]);
         add_runs<R, C, FIRST, FIRST + FOURS>(p, soon, x, next, sum);
