@@ -35,6 +35,8 @@ FUNCTIONS = (
 _MOST_ROWS = 17
 _EACH = 2
 """Calls of one form that are recorded of each test."""
+_MOST = 40
+"""Calls of one function that are."""
 _LARGEST = 1 << 25
 """Bytes of an array; what is larger is memory that parts are cut from."""
 _GAP = 64
@@ -192,10 +194,14 @@ class Recorder:
         rows = [own.num_rows for own in map(_structure, arguments) if hasattr(own, "num_rows")]
         if name in ("linear", "head") and numbers[0] > _MOST_ROWS and self._seen[self.test, name]:
             return False
+        if self._seen[self.test, name] >= _MOST:
+            return False
         key = (self.test, name, *numbers, *fields, *rows)
         self._seen[key] += 1
+        if self._seen[key] > _EACH:
+            return False
         self._seen[self.test, name] += 1
-        return self._seen[key] <= _EACH
+        return True
 
     def _argument(self, image: _Image, kind: tuple[str, str], value: Any) -> int:
         of = kind[1]
