@@ -13,6 +13,8 @@
 #                ARGS='-k serving' for those of a page
 # make release   source archive and wheels in dist/, checked in a fresh environment; what to upload is said
 # make kernels   compile the native kernels now, and say which run here (else they are compiled at first use)
+# make arm       the kernels for ARM64, run by qemu-aarch64: their bits are those of AVX2 (up to ten minutes; ziglang, which it
+#                installs, compiles them)
 # make wheel     a wheel with the native kernels compiled for this platform, in dist/
 # make report    docs/benchmarks.md, the README's figures and its picture anew from the measured results in benchmarks/
 # make measure   measure these results anew (an hour; leave the machine alone)
@@ -47,7 +49,7 @@ SYSTEM_MODULES := os|signal|socket|mmap|ctypes|fcntl|resource|termios|select|err
 SYSTEM_CODE = $(shell grep -rlE '^ *(import|from) ($(SYSTEM_MODULES))\b' --include=*.py src tools)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all fuzz mutants check fix gpu docs blocks release kernels wheel scale clients page report measure bench clean
+.PHONY: help demo test test-all fuzz mutants check fix gpu docs blocks release kernels arm wheel scale clients page report measure bench clean
 
 help:
 	@sed -n '/^$$/q; s/^# \{0,1\}//p' Makefile
@@ -115,6 +117,10 @@ release: $(STAMP)
 
 kernels: $(STAMP)
 	FORERUN_KERNELS=native $(BIN)/forerun info
+
+arm: $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[arm]'
+	PYTHONPATH=src:tests $(BIN)/python tests/arm/run.py
 
 wheel: $(STAMP)
 	HATCH_BUILD_HOOKS_ENABLE=1 $(BIN)/python -m pip wheel --disable-pip-version-check --no-deps --wheel-dir dist .

@@ -215,7 +215,8 @@ struct ForerunEagle {
 };
 
 int32_t forerun_abi(void);
-// The instruction set in use: 5 AVX-512 with products of bfloat16 by tiles, 4 with products of bfloat16, 3 AVX-512 VNNI, 2
+// The instruction set in use: 8 NEON of ARM64 with products of eight bytes of two rows, 7 NEON with products of four bytes,
+// 6 NEON, 5 AVX-512 with products of bfloat16 by tiles, 4 with products of bfloat16, 3 AVX-512 VNNI, 2
 // AVX2 with AVX-VNNI, 1 AVX2, 0 portable; and those that the processor has, a bit for each by its number.
 int32_t forerun_instructions(void);
 int32_t forerun_processor_instructions(void);

@@ -4,6 +4,8 @@
 
 #if defined(__x86_64__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 #include "packing.h"
@@ -30,7 +32,7 @@ struct Entries {
 };
 
 // By their numbers, what the instruction sets that were compiled into this library offer; null: one that was not.
-constexpr int32_t NUM_INSTRUCTIONS = 6;
+constexpr int32_t NUM_INSTRUCTIONS = 9;
 extern const Entries* offered[NUM_INSTRUCTIONS];  // null before what initializes any file runs
 struct Offer {
     Offer(int32_t number, const Entries& entries) { offered[number] = &entries; }

@@ -19,6 +19,25 @@ static bool has_tiles() {
     return false;
 #endif
 }
+#elif defined(__aarch64__) && defined(__APPLE__)
+#include <sys/sysctl.h>
+
+static bool has(const char* feature) {
+    int32_t value = 0;
+    size_t size = sizeof(value);
+    return sysctlbyname(feature, &value, &size, nullptr, 0) == 0 && value;
+}
+static bool has_dot_products() { return has("hw.optional.arm.FEAT_DotProd"); }
+static bool has_matrix_products() { return has("hw.optional.arm.FEAT_I8MM"); }
+#elif defined(__aarch64__) && defined(__linux__)
+#include <sys/auxv.h>
+
+// As asm/hwcap.h has them, of any version.
+static bool has_dot_products() { return getauxval(AT_HWCAP) >> 20 & 1; }     // HWCAP_ASIMDDP
+static bool has_matrix_products() { return getauxval(AT_HWCAP2) >> 13 & 1; }  // HWCAP2_I8MM
+#elif defined(__aarch64__)
+static bool has_dot_products() { return false; }
+static bool has_matrix_products() { return false; }
 #endif
 
 extern "C" int32_t forerun_processor_instructions(void) {
@@ -39,6 +58,11 @@ extern "C" int32_t forerun_processor_instructions(void) {
     if (!(a & 1 << 5)) return found;  // AVX512_BF16
     found |= 1 << 4;
     if (has_tiles()) found |= 1 << 5;
+#elif defined(__aarch64__)
+    found |= 1 << 6;
+    if (!has_dot_products()) return found;
+    found |= 1 << 7;
+    if (has_matrix_products()) found |= 1 << 8;
 #endif
     return found;
 }

@@ -73,12 +73,16 @@ template <int R> INLINE void int8_sums(const ForerunLinear& w, const Input& in, 
     const int16_t* x = in.codes + row * padded;
     I sum[R], other[R];
     EACH_ROW sum[r] = other[r] = i_zero();
+#if defined(WORD_DOTS)
+    for (int64_t k = 0; k < padded; k += 32, p += 512) word_dots<R, Codes<FORERUN_INT8>>(p, soon, x + k, padded, sum);
+#else
     for (int64_t k = 0; k < padded; k += 4, p += 64) {
         const W words = w_load(p), low = w_low8(words), high = w_high8(words);
         ahead(soon, p);
         EACH_ROW sum[r] = dot(sum[r], low, x + r * padded + k);
         EACH_ROW other[r] = dot(other[r], high, x + r * padded + k + 2);
     }
+#endif
     EACH_ROW y[r] = i_add(sum[r], other[r]);
 }
 
@@ -126,6 +130,9 @@ template <int R, int KIND> INLINE void word_groups(const ForerunLinear& w, const
             EACH_ROW sum[r] = L.zero ? i_set(-L.zero * in.totals[at + r * in.groups]) : i_zero();
         }
         EACH_ROW other[r] = i_zero();
+#if defined(WORD_DOTS)
+        word_dots<R, Codes<KIND>>(p, soon, x, next, sum);
+#else
         if constexpr (L.low == 8) {
             for (int k = 0; k < 32; k += 4) {
                 const W words = w_load(p + 16 * k), low = w_low8(words), high = w_high8(words);
@@ -144,6 +151,7 @@ template <int R, int KIND> INLINE void word_groups(const ForerunLinear& w, const
                 EACH_ROW other[r] = dot(other[r], d, x + r * next + k + 6);
             }
         }
+#endif
         const F scale = L.has_zeros() ? shared.scale : f_half((const uint16_t*)(p + L.codes()));
         EACH_ROW total[r] = f_fma(scale, i_float(i_add(sum[r], other[r])), total[r]);
         if (!L.minima) continue;

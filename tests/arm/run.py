@@ -1,0 +1,90 @@
+"""Run the kernels for ARM64 here, by an emulator, and compare their bits with those of AVX2: `make arm`.
+
+Tests record calls of the native library (`recorder.py`); a program with the kernels of each ARM64 instruction set,
+which ziglang compiles, repeats them under qemu-aarch64 (`replay.cpp`). All lies in build/arm; what has been compiled of
+the same sources is used again. Returns 1 if any bit differs, 2 if a tool is missing.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+from arm.recorder import INSTRUCTIONS, VARIABLE
+from forerun.config import ARM_INSTRUCTIONS, X86_INSTRUCTIONS
+from forerun.kernels.cpu.compiler import FLAGS, SOURCES, Compiler
+from forerun.utils.files import digest
+
+HERE = Path(__file__).parent
+BUILD = Path("build/arm")
+TARGET = "aarch64-linux-musl"
+"""Linked statically: the emulator needs no libraries of that processor."""
+COMPILED = ("processor", "forerun", *ARM_INSTRUCTIONS)
+COMPILING_SECONDS = 1800.0
+QEMU = ("qemu-aarch64", "qemu-aarch64-static")
+KERNELS = "tests/unit/kernels/"
+MODELS = "tests/unit/models/"
+RECORDED = (
+    *(f"{KERNELS}test_{name}.py" for name in ("block_weight", "native", "native_attention", "native_linear")),
+    *(f"{MODELS}test_{name}.py" for name in ("native_draft_session", "native_models")),
+)
+"""Tests whose calls are recorded, but for those of `_LEFT_OUT`."""
+_OTHERS = [name for name in X86_INSTRUCTIONS if name != INSTRUCTIONS]
+_LEFT_OUT = ("portable", *_OTHERS, "many_parts", "any_number", "memory", "thread")
+
+
+def main() -> int:
+    qemu = next(filter(None, map(shutil.which, QEMU)), None)
+    if qemu is None:
+        return _lacking("qemu-aarch64", "apt-get install qemu-user-static")
+    if find_spec("ziglang") is None:
+        return _lacking("ziglang", f"{sys.executable} -m pip install ziglang")
+    program = _program()
+    calls = BUILD / "calls.bin"
+    chosen = " and ".join(f"not {name}" for name in _LEFT_OUT)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", "-p", "arm.recorder", "-k", chosen, *RECORDED]
+    print("recording calls ...", flush=True)
+    if subprocess.run(command, env=os.environ | {VARIABLE: str(calls)}, check=False).returncode:
+        return 1
+    print(f"{calls.stat().st_size / 1e6:.0f} MB of calls; repeating them ...", flush=True)
+    return subprocess.run([qemu, "-cpu", "max", program, calls], check=False).returncode
+
+
+def _lacking(name: str, remedy: str) -> int:
+    print(f"make arm: there is no {name}; {remedy}", file=sys.stderr)
+    return 2
+
+
+def _program() -> Path:
+    """Compile replay.cpp and the kernels, one file on each core, and return the program."""
+    command = (sys.executable, "-m", "ziglang", "c++", "-target", TARGET, "-g0")
+    version = subprocess.run([*command[:3], "version"], capture_output=True, text=True, check=True).stdout
+    flags = [flag for flag in FLAGS if flag != "-shared"]
+    sources = sorted((*SOURCES.rglob("*.cpp"), *SOURCES.rglob("*.h"), HERE / "replay.cpp"))
+    key = digest("\n".join((version, *command, *flags)).encode(), *(path.read_bytes() for path in sources))[:16]
+    folder = BUILD / key
+    folder.mkdir(parents=True, exist_ok=True)
+    program = folder / "replay"
+    files = {**{name: SOURCES / f"{name}.cpp" for name in COMPILED}, "replay": HERE / "replay.cpp"}
+    lacking = {name: path for name, path in files.items() if not (folder / f"{name}.o").exists()}
+    compiler = Compiler(command, version)
+    print(f"compiling {', '.join(lacking) or 'nothing anew'} ...", flush=True)
+    compiling = {
+        name: [*flags, f"-I{SOURCES}", "-c", str(path), "-o", str(folder / f"{name}.o")]
+        for name, path in lacking.items()
+    }
+    objects = [str(folder / f"{name}.o") for name in files]
+    linking = {"replay": ["-static", "-o", str(program), *objects]}
+    for arguments in (compiling, linking if lacking or not program.exists() else {}):
+        if arguments:
+            for failure in compiler.outcomes(arguments, COMPILING_SECONDS).values():
+                raise failure
+    return program
+
+
+if __name__ == "__main__":
+    sys.exit(main())
