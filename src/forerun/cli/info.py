@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -169,8 +170,9 @@ def _memory_lines(memory: dict[str, Any]) -> list[tuple[str, str]]:
 def _kernels() -> dict[str, Any]:
     """Describe which kernels run and why. Raises ConfigError as `native`."""
     from forerun.kernels.cpu import LOST, load_library, native
-    from forerun.kernels.cpu.compiler import kept_failure
+    from forerun.kernels.cpu.compiler import PREBUILT, kept_failure
     from forerun.kernels.cpu.prefetching import known_distances
+    from forerun.kernels.cpu.targets import RUN_ON
 
     mode = environment_choice(KERNELS_VARIABLE, KERNELS)
     if mode == REFERENCE:
@@ -191,8 +193,10 @@ def _kernels() -> dict[str, Any]:
             reason = f"{INSTRUCTIONS_VARIABLE} says {used}; this processor has {best}."
         elif (failure := kept_failure(found.path, best)) is not None:
             reason += f" This processor has {best}. {failure}"
+    if (system := platform.system()) not in RUN_ON:
+        reason += f" Their makers have not run them on {system}, only on {' and '.join(RUN_ON)}."
     facts = {"run": NATIVE, "instructions": used, "library": str(found.path), "reason": reason}
-    return facts | {"prefetch_distances": known_distances(found)}
+    return facts | {"prebuilt": found.path.parent == PREBUILT, "prefetch_distances": known_distances(found)}
 
 
 def _prefetching(distances: Mapping[str, Sequence[int]]) -> str:
@@ -216,7 +220,7 @@ def _lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
         ("accelerator", facts["accelerator"] or "none"),
         ("kernels", " ".join(each for each in (kernels["run"], kernels["instructions"]) if each)),
         ("reason", kernels["reason"]),
-        ("library", kernels["library"] or "none"),
+        ("library", (kernels["library"] or "none") + ", prebuilt" * kernels.get("prebuilt", False)),
         *((("prefetching", _prefetching(kernels["prefetch_distances"])),) if "prefetch_distances" in kernels else ()),
         (HOME_VARIABLE, facts["home"] or "none"),
         *((name, text) for name, text in facts["variables"].items() if name != HOME_VARIABLE),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import platform
 import re
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,7 +16,8 @@ from safetensors.torch import save_file
 from forerun.drafters.models.head_files.folder import save_head
 from forerun.errors import NativeUnavailableError
 from forerun.kernels import cpu as module
-from forerun.kernels.cpu import prefetching
+from forerun.kernels.cpu import prefetching, targets
+from forerun.kernels.cpu.compiler import PREBUILT
 from head_cases import EXTENDED, random_d2t, random_tensors
 
 from .conftest import Invoke
@@ -37,7 +40,7 @@ def test_which_kernels_run(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> N
     reason = "avx512 is the best instruction set that the library and this processor have."
     expected = {"run": "native", "instructions": "avx512", "library": "/some/library.so", "reason": reason}
     monkeypatch.setattr(prefetching, "_known", {})
-    assert facts(invoke) == expected | {"prefetch_distances": {}}
+    assert facts(invoke) == expected | {"prebuilt": False, "prefetch_distances": {}}
     assert re.search(r"^prefetching: +nothing tried with these threads$", invoke("info").stdout, re.MULTILINE)
     for known in prefetching._known.values():
         known["Q4_K"] = [0, 2048, 8192]
@@ -54,6 +57,19 @@ def test_which_kernels_run(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> N
         "library": None,
         "reason": "FORERUN_KERNELS says so.",
     }
+
+
+def test_kernels_of_a_wheel(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("FORERUN_KERNELS", "FORERUN_INSTRUCTIONS"):
+        monkeypatch.delenv(name, raising=False)
+    library = SimpleNamespace(path=PREBUILT / "libforerun.dylib", supported=["neon"], instructions="neon")
+    monkeypatch.setattr(module, "_loaded", library)
+    monkeypatch.setattr(prefetching, "_known", {})
+    assert facts(invoke)["prebuilt"] is True
+    assert re.search(r"^library: .*libforerun\.dylib, prebuilt$", invoke("info").stdout, re.MULTILINE)
+    assert ("have not run them" in str(facts(invoke)["reason"])) == (sys.platform != "linux")
+    monkeypatch.setattr(targets, "RUN_ON", ("Plan 9",))
+    assert str(facts(invoke)["reason"]).endswith(f"not run them on {platform.system()}, only on Plan 9.")
 
 
 def test_a_better_instruction_set_that_could_not_be_compiled(
