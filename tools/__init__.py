@@ -1,1 +1,1 @@
-"""What made the bundled models, workloads and held-out files, and what checks wheels: nothing that using forerun needs."""
+"""What made the bundled models, workloads and held-out files, what checks wheels: using forerun needs nothing of it."""

@@ -31,8 +31,8 @@ from forerun.utils.signals import cleaned_up, held
 VARIABLE = "CXX"
 """Environment variable: the compiler, with optional arguments. If set, no other is tried."""
 INSTALL = (
-    "Install one: pip install 'forerun[compiler]'; or g++ or clang++ (on Debian and Ubuntu: apt install g++), or name a "
-    "C++ compiler by the variable CXX."
+    "Install one: pip install 'forerun[compiler]'; or g++ or clang++ (on Debian and Ubuntu: apt install g++), or name "
+    "a C++ compiler by the variable CXX."
 )
 _NAMES = ("c++", "g++", "clang++")
 _VERSION_SECONDS = 20.0
