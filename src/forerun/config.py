@@ -207,8 +207,8 @@ INSTRUCTIONS_VARIABLE = "FORERUN_INSTRUCTIONS"
 ARM_INSTRUCTIONS = ("neoni8mm", "neondotprod", "neon")
 X86_INSTRUCTIONS = ("amx", "avx512bf16", "avx512", "avxvnni", "avx2")
 INSTRUCTIONS = (*ARM_INSTRUCTIONS, *X86_INSTRUCTIONS, "portable")
-"""Those of each kind of processor, the best first. A processor that has one of its kind has those of it that follow, but
-for AVX-VNNI. csrc/forerun.h gives them their numbers, 0 the last."""
+"""Those of each kind of processor, the best first. A processor with one of its kind has those that follow it, but for
+AVX-VNNI. csrc/forerun.h gives them their numbers, 0 the last."""
 
 MODELS_VARIABLE = "FORERUN_MODELS"
 """Environment variable: folders of GGUF files, whose models commands take by name."""

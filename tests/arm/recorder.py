@@ -1,7 +1,7 @@
 """Record calls of the native library while tests run: `pytest -p arm.recorder`, by `make arm`.
 
-What a call reads and writes is copied into one stretch of memory as it lies at the address `BASE`, pointers included, before
-and after the call. `replay.cpp` puts it there on another processor, calls the same function, and compares all of it.
+What a call reads and writes is copied into one stretch of memory as it lies at the address `BASE`, pointers included,
+before and after the call. `replay.cpp` puts it there on another processor, calls the same function, and compares all.
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ FUNCTIONS = (
 _MOST_ROWS = 17
 _EACH = 2
 """Calls of one form that are recorded of each test."""
+_MOST = 40
+"""Calls of one function that are."""
 _LARGEST = 1 << 25
 """Bytes of an array; what is larger is memory that parts are cut from."""
 _GAP = 64
@@ -55,7 +57,9 @@ class _Extents:
         objects = gc.get_objects()
         tensors = [each for each in objects if isinstance(each, torch.Tensor)]
         arrays = [each for each in gc.get_referents(*objects) if isinstance(each, np.ndarray)]
-        found = [(each.data_ptr(), each.nbytes) for each in tensors if each.device.type == "cpu" and each.is_contiguous()]
+        found = [
+            (each.data_ptr(), each.nbytes) for each in tensors if each.device.type == "cpu" and each.is_contiguous()
+        ]
         found += [(each.ctypes.data, each.nbytes) for each in arrays]
         self._found = [(start, size) for start, size in found if 0 < size < _LARGEST]
 
@@ -97,7 +101,7 @@ class _Image:
         return BASE + self._places[start, size] + address - start
 
     def structures(self, kind: str, address: int | None, count: int, outer: Any = None) -> int:
-        """Return where the copies of structures of a kind are, one behind another. outer: the model that they are of."""
+        """Return where the copies of structures of a kind are, side by side. outer: the model that they are of."""
         if not address:
             return 0
         cls = HEADER._classes[kind]
@@ -190,13 +194,17 @@ class Recorder:
         rows = [own.num_rows for own in map(_structure, arguments) if hasattr(own, "num_rows")]
         if name in ("linear", "head") and numbers[0] > _MOST_ROWS and self._seen[self.test, name]:
             return False
+        if self._seen[self.test, name] >= _MOST:
+            return False
         key = (self.test, name, *numbers, *fields, *rows)
         self._seen[key] += 1
+        if self._seen[key] > _EACH:
+            return False
         self._seen[self.test, name] += 1
-        return self._seen[key] <= _EACH
+        return True
 
     def _argument(self, image: _Image, kind: tuple[str, str], value: Any) -> int:
-        name, of = kind
+        of = kind[1]
         if of == "float":
             return int(struct.unpack("<I", struct.pack("<f", value))[0])
         if not of.endswith("*"):
@@ -243,7 +251,7 @@ def pytest_sessionstart() -> None:
     library = native()
     assert library is not None and INSTRUCTIONS in library.supported and PAGE % 16 == 0
     library.use_instructions(INSTRUCTIONS)
-    _recorder = Recorder(library, Path(os.environ[VARIABLE]).open("wb"))
+    _recorder = Recorder(library, Path(os.environ[VARIABLE]).open("wb"))  # noqa: SIM115
 
 
 def pytest_collection_finish() -> None:

@@ -1,8 +1,8 @@
 """Run the kernels for ARM64 here, by an emulator, and compare their bits with those of AVX2: `make arm`.
 
-Tests record calls of the native library (`recorder.py`); a program with the kernels of each ARM64 instruction set, which
-ziglang compiles, repeats them under qemu-aarch64 (`replay.cpp`). All lies in build/arm; what has been compiled of the same
-sources is used again. Returns 1 if any bit differs, 2 if a tool is missing.
+Tests record calls of the native library (`recorder.py`); a program with the kernels of each ARM64 instruction set,
+which ziglang compiles, repeats them under qemu-aarch64 (`replay.cpp`). All lies in build/arm; what has been compiled of
+the same sources is used again. Returns 1 if any bit differs, 2 if a tool is missing.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-from arm.recorder import VARIABLE
+from arm.recorder import INSTRUCTIONS, VARIABLE
 from forerun.config import ARM_INSTRUCTIONS, X86_INSTRUCTIONS
 from forerun.kernels.cpu.compiler import FLAGS, SOURCES, Compiler
 from forerun.utils.files import digest
@@ -33,7 +33,8 @@ RECORDED = (
     *(f"{MODELS}test_{name}.py" for name in ("native_draft_session", "native_models")),
 )
 """Tests whose calls are recorded, but for those of `_LEFT_OUT`."""
-_LEFT_OUT = ("portable", *(name for name in X86_INSTRUCTIONS if name != "avx2"), "many_parts", "any_number", "memory", "thread")
+_OTHERS = [name for name in X86_INSTRUCTIONS if name != INSTRUCTIONS]
+_LEFT_OUT = ("portable", *_OTHERS, "many_parts", "any_number", "memory", "thread")
 
 
 def main() -> int:

@@ -7,10 +7,9 @@ from collections.abc import Iterator
 import pytest
 
 import kernel_cases
-from forerun.config import INSTRUCTIONS
 
 
-@pytest.fixture(params=INSTRUCTIONS)
+@pytest.fixture(params=kernel_cases.SETS)
 def instructions(request: pytest.FixtureRequest) -> Iterator[str]:
     with kernel_cases.using(request.param):
         yield request.param

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from attention_paths_reference import attend_paths
+from forerun.config import ARM_INSTRUCTIONS, INSTRUCTIONS, X86_INSTRUCTIONS
 from forerun.kernels.block_weight import BLOCK_TYPES, BlockWeight
 from forerun.kernels.cpu import native
 from forerun.kernels.cpu.library import Library
@@ -27,6 +29,9 @@ from forerun.models.model import lay_out
 _QUANTIZED = ("int8", "int8-groups", "int8-zeros", "int4-groups", "int4-minima", "int4-zeros")
 KINDS = ("float32", "bfloat16", *_QUANTIZED, *(f"{kind}-by-bytes" for kind in _QUANTIZED))
 NUM_TOKENS = 300
+_OTHERS = X86_INSTRUCTIONS if platform.machine() in ("aarch64", "arm64") else ARM_INSTRUCTIONS
+SETS = [name for name in INSTRUCTIONS if name not in _OTHERS]
+"""The instruction sets of this kind of processor, the best first."""
 BFLOAT16_READERS = ("amx", "avx512bf16")
 """Instruction sets that round the rows of a product with bfloat16."""
 THREADS = (1, 2, 3, 5, 8, 16)

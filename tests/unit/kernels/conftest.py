@@ -10,11 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from forerun.config import INSTRUCTIONS
 from forerun.kernels.cpu import compiler as compile_module
 from forerun.kernels.cpu.compiler import SOURCES, find_compiler, library_path
 from forerun.kernels.cpu.library import Library
-from kernel_cases import using
+from kernel_cases import SETS, using
 
 COMPILES = 'printf library > "$out"'
 HAS = ["avx512", "avx2", "portable"]
@@ -109,7 +108,7 @@ def no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[],
     return go
 
 
-@pytest.fixture(params=INSTRUCTIONS)
+@pytest.fixture(params=SETS)
 def library(request: pytest.FixtureRequest) -> Iterator[Library]:
     with using(request.param) as found:
         yield found

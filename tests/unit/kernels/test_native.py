@@ -107,7 +107,10 @@ def test_the_best_instruction_set_is_the_default(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("FORERUN_INSTRUCTIONS", "")
     assert choose_instructions(["avx512", "avx2", "portable"]) == ["avx512", "avx2", "portable"]
     monkeypatch.setenv("FORERUN_INSTRUCTIONS", "mmx")
-    with pytest.raises(ConfigError, match="must be one of amx, avx512bf16, avx512, avxvnni, avx2, portable"):
+    with pytest.raises(
+        ConfigError,
+        match="must be one of neoni8mm, neondotprod, neon, amx, avx512bf16, avx512, avxvnni, avx2, portable",
+    ):
         choose_instructions(["portable"])
 
 

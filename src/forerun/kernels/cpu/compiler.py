@@ -221,7 +221,8 @@ PROCESSOR = "libprocessor.so"
 FACTS = "build.json"
 """Beside the library: what it was compiled from and by, for which instruction sets, and checksums."""
 FLAGS = ("-O3", "-std=c++17", "-fPIC", "-shared", "-pthread", "-ffp-contract=off")
-"""Without -march and -ffast-math: the file serves any processor of its architecture, with the same bits."""
+"""Without -march and -ffast-math: the file serves any processor of its architecture, with the same bits. Functions name
+the instructions that they are compiled for, on x86 and on ARM64."""
 TIME_LIMIT = 300.0
 """Seconds that compiling and linking may take at first: a quarter of a minute of one core, and many times that on a
 busy machine."""
