@@ -30,16 +30,21 @@ _SYSTEM_LIBRARIES = {
 def faults_of_library(content: bytes, target: Target) -> list[str]:
     """Return what hinders a library from being loaded on a platform."""
     binary = lief.parse(content)
-    if binary is None:
+    if isinstance(binary, lief.MachO.Binary):
+        own = lief.MachO.LoadCommand.TYPE.ID_DYLIB
+        needed = [str(each.name) for each in binary.libraries if each.command != own]
+    elif isinstance(binary, lief.ELF.Binary | lief.PE.Binary):
+        needed = [str(each) for each in binary.libraries]
+    else:
         return ["it is no library"]
-    exported = {function.name.removeprefix("_") for function in binary.exported_functions}
+    exported = {str(function.name).removeprefix("_") for function in binary.exported_functions}
     lacking = sorted({*Header.read(SOURCES / "forerun.h").functions} - exported)
-    needed = [getattr(library, "name", library) for library in binary.libraries]
     strange = [name for name in needed if not re.fullmatch(_SYSTEM_LIBRARIES[target.system], name)]
     faults = [f"it lacks {', '.join(lacking)}"] * bool(lacking) + [f"it needs {', '.join(strange)}"] * bool(strange)
     if isinstance(binary, lief.ELF.Binary):
         symbols = [str(each.name) for lib in binary.symbols_version_requirement for each in lib.get_auxiliary_symbols()]
-        versions = [tuple(map(int, each[6:].split(".")[:2])) for each in symbols if each.startswith("GLIBC_")]
+        numbers = [re.match(r"GLIBC_(\d+)\.(\d+)", each) for each in symbols]
+        versions = [(int(each[1]), int(each[2])) for each in numbers if each]
         if (newest := max(versions, default=GLIBC)) > GLIBC:
             faults.append(f"it needs glibc {newest[0]}.{newest[1]}")
     return faults
