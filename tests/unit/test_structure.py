@@ -10,15 +10,15 @@ import structure
 from forerun.kernels.cpu import native
 
 MOST: dict[str, float] = {
-    "files in src": 463,
+    "files in src": 464,
     "top-level entries": 19,
     "options with a flag": 358,
     "options of all kinds": 479,
     "class names defined more than once": 0,
-    "words of documents": 44_400,
+    "words of documents": 44_950,
     "tuple assignments in 1,000 statements": 2.2,
     "nested conditional expressions": 0,
-    "imports inside functions": 339,
+    "imports inside functions": 340,
     "lambdas": 309,
     "depth of classes": 4,
     "public names in several modules": 2,
