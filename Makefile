@@ -11,7 +11,8 @@
 # make docs      the documentation as a site, in build/site; a warning or a dead link is an error
 # make blocks    run the code blocks of README and docs on the bundled model, and say which need more than this machine;
 #                ARGS='-k serving' for those of a page
-# make release   source archive and wheels in dist/, checked in a fresh environment; what to upload is said
+# make release   source archive and wheels in dist/, of Linux, macOS and Windows with the native kernels, which Zig compiles
+#                here; those that run here are checked in a fresh environment; what to upload is said
 # make kernels   compile the native kernels now, and say which run here (else they are compiled at first use)
 # make arm       the kernels for ARM64, run by qemu-aarch64: their bits are those of AVX2 (up to ten minutes; ziglang, which it
 #                installs, compiles them)

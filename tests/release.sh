@@ -3,8 +3,9 @@
 #
 #   tests/release.sh PYTHON
 #
-# PYTHON has build, twine and hatchling's needs; TORCH is what pip installs as torch in the fresh environment. All is made
-# from the source archive, so that what it lacks is seen. Nothing is uploaded.
+# PYTHON has the extra `release`; TORCH is what pip installs as torch in the fresh environment. All is made from the source
+# archive, so that what it lacks is seen. The native libraries of all platforms are compiled here, by Zig; only the one of
+# this machine is loaded. Nothing is uploaded.
 set -eu
 PYTHON=$1
 TORCH=${TORCH:-torch}
@@ -26,13 +27,20 @@ rm -f dist/forerun-*
 archive=$HERE/dist/forerun-$version.tar.gz
 [ -f "$archive" ] || fail "no $archive was made"
 mkdir "$WORK/source" && tar -xzf "$archive" -C "$WORK/source" --strip-components 1
-for hook in 0 1; do # of any platform, without compiled kernels; then of this one, with them
-    (cd "$WORK/source" && env $([ $hook = 1 ] && echo HATCH_BUILD_HOOKS_ENABLE=1) "$PYTHON" -m build --wheel \
-        --outdir "$HERE/dist" .) >"$WORK/wheel$hook.log" 2>&1 || { cat "$WORK/wheel$hook.log" >&2; exit 1; }
+wheel() { # NAME [VARIABLE=VALUE ...]
+    name=$1 && shift
+    say "a wheel for $name"
+    (cd "$WORK/source" && env "$@" "$PYTHON" -m build --wheel --outdir "$HERE/dist" .) >"$WORK/$name.log" 2>&1 ||
+        { cat "$WORK/$name.log" >&2; exit 1; }
+}
+wheel any # without compiled kernels
+for target in linux-x86_64 linux-aarch64 darwin-arm64 windows-amd64; do
+    wheel $target HATCH_BUILD_HOOKS_ENABLE=1 FORERUN_TARGET=$target CXX="$PYTHON -m ziglang c++"
 done
 
 say "metadata"
 "$PYTHON" -m twine check --strict dist/forerun-*
+(cd "$WORK/source" && "$PYTHON" -m tools.wheels "$HERE"/dist/forerun-*.whl)
 for wheel in dist/forerun-*.whl; do
     "$PYTHON" - "$wheel" <<'CHECK'
 import sys, zipfile
@@ -48,7 +56,7 @@ done
 say "a fresh environment"
 "$PYTHON" -m venv "$WORK/env"
 "$WORK/env/bin/python" -m pip install --quiet --disable-pip-version-check $TORCH
-for wheel in dist/forerun-*-py3-none-any.whl $(ls dist/forerun-*.whl | grep -v none-any); do
+for wheel in dist/forerun-*-py3-none-any.whl $(ls dist/forerun-*.whl | grep "manylinux.*_$(uname -m)\.whl"); do
     "$WORK/env/bin/python" -m pip install --quiet --disable-pip-version-check --force-reinstall --no-deps "$wheel"
     "$WORK/env/bin/python" -m pip install --quiet --disable-pip-version-check "$wheel"
     "$WORK/env/bin/python" -m pip check --disable-pip-version-check
@@ -57,9 +65,19 @@ for wheel in dist/forerun-*-py3-none-any.whl $(ls dist/forerun-*.whl | grep -v n
         cd "$WORK/elsewhere" # nothing of the checkout is in reach
         export FORERUN_HOME="$WORK/home-$(basename "$wheel")" HF_HUB_OFFLINE=1
         unset PYTHONPATH
+        case $wheel in *-any.whl) ;; *) export PATH="$WORK/empty" CXX= ;; esac # no compiler is in reach
         "$WORK/env/bin/forerun" info >"$WORK/info.txt"
-        grep -i 'kernels' "$WORK/info.txt" | head -1
-        "$WORK/env/bin/forerun" demo --json >"$WORK/demo.json" 2>"$WORK/demo.log" || { cat "$WORK/demo.log" >&2; exit 1; }
+        "$WORK/env/bin/python" - "$WORK/info.txt" "$wheel" <<'CHECK'
+import sys
+lines = [line for line in open(sys.argv[1]) if line.startswith(("kernels:", "library:"))]
+print(*lines, sep="", end="")
+if ("prebuilt" in "".join(lines)) == sys.argv[2].endswith("-any.whl"):
+    raise SystemExit("release: the wheel's own library is not the one that runs")
+CHECK
+        "$WORK/env/bin/forerun" demo --json >"$WORK/demo.json" 2>"$WORK/demo.log" || {
+            while IFS= read -r line; do say "$line"; done <"$WORK/demo.log" >&2
+            exit 1
+        }
         "$WORK/env/bin/python" - "$WORK/demo.json" <<'CHECK'
 import json, sys
 found = json.dumps(json.load(open(sys.argv[1])))

@@ -1,1 +1,1 @@
-"""What made the bundled models, workloads and held-out files; nothing of it is needed to use forerun."""
+"""What made the bundled models, workloads and held-out files, what checks wheels: using forerun needs nothing of it."""

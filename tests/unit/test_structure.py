@@ -15,7 +15,7 @@ MOST: dict[str, float] = {
     "options with a flag": 365,
     "options of all kinds": 492,
     "class names defined more than once": 0,
-    "words of documents": 44_850,
+    "words of documents": 44_950,
     "tuple assignments in 1,000 statements": 2.2,
     "nested conditional expressions": 0,
     "imports inside functions": 342,

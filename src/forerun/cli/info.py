@@ -172,7 +172,7 @@ def _memory_lines(memory: dict[str, Any]) -> list[tuple[str, str]]:
 def _kernels() -> dict[str, Any]:
     """Describe which kernels run and why. Raises ConfigError as `native`."""
     from forerun.kernels.cpu import LOST, load_library, native
-    from forerun.kernels.cpu.compiler import kept_failure
+    from forerun.kernels.cpu.compiler import PREBUILT, kept_failure
     from forerun.kernels.cpu.prefetching import known_distances
 
     mode = environment_choice(KERNELS_VARIABLE, KERNELS)
@@ -197,7 +197,7 @@ def _kernels() -> dict[str, Any]:
     if never := _never_run():
         reason += f" {never}"
     facts = {"run": NATIVE, "instructions": used, "library": str(found.path), "reason": reason}
-    return facts | {"prefetch_distances": known_distances(found)}
+    return facts | {"prebuilt": found.path.parent == PREBUILT, "prefetch_distances": known_distances(found)}
 
 
 def _never_run() -> str:
@@ -238,7 +238,7 @@ def _lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
         ("accelerator", facts["accelerator"] or "none"),
         ("kernels", " ".join(each for each in (kernels["run"], kernels["instructions"]) if each)),
         ("reason", kernels["reason"]),
-        ("library", kernels["library"] or "none"),
+        ("library", (kernels["library"] or "none") + ", prebuilt" * kernels.get("prebuilt", False)),
         *((("prefetching", _prefetching(kernels["prefetch_distances"])),) if "prefetch_distances" in kernels else ()),
         (HOME_VARIABLE, facts["home"] or "none"),
         *((name, text) for name, text in facts["variables"].items() if name != HOME_VARIABLE),

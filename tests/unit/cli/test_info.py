@@ -18,6 +18,7 @@ from forerun.drafters.models.head_files.folder import save_head
 from forerun.errors import NativeUnavailableError
 from forerun.kernels import cpu as module
 from forerun.kernels.cpu import prefetching
+from forerun.kernels.cpu.compiler import PREBUILT
 from head_cases import EXTENDED, random_d2t, random_tensors
 
 from .conftest import Invoke
@@ -40,7 +41,7 @@ def test_which_kernels_run(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> N
     reason = "avx512 is the best instruction set that the library and this processor have."
     expected = {"run": "native", "instructions": "avx512", "library": "/some/library.so", "reason": reason}
     monkeypatch.setattr(prefetching, "_known", {})
-    assert facts(invoke) == expected | {"prefetch_distances": {}}
+    assert facts(invoke) == expected | {"prebuilt": False, "prefetch_distances": {}}
     assert re.search(r"^prefetching: +nothing tried with these threads$", invoke("info").stdout, re.MULTILINE)
     for known in prefetching._known.values():
         known["Q4_K"] = [0, 2048, 8192]
@@ -89,6 +90,16 @@ def test_performance_cores_are_told_where_there_are_others(invoke: Invoke, monke
     assert json.loads(invoke("info", "--json").stdout)["performance_cores"] == 4
     monkeypatch.setattr(info, "performance_cores", lambda: 12)
     assert re.search(r"^cores: +12, \d+ threads", invoke("info").stdout, re.MULTILINE)
+
+
+def test_kernels_of_a_wheel(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("FORERUN_KERNELS", "FORERUN_INSTRUCTIONS"):
+        monkeypatch.delenv(name, raising=False)
+    library = SimpleNamespace(path=PREBUILT / "libforerun.dylib", supported=["neon"], instructions="neon")
+    monkeypatch.setattr(module, "_loaded", library)
+    monkeypatch.setattr(prefetching, "_known", {})
+    assert facts(invoke)["prebuilt"] is True
+    assert re.search(r"^library: .*libforerun\.dylib, prebuilt$", invoke("info").stdout, re.MULTILINE)
 
 
 def test_a_better_instruction_set_that_could_not_be_compiled(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import inspect
 import os
+import platform
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import pytest
 
 from forerun.config import INSTRUCTIONS
 from forerun.errors import CompilationError, ConfigError, NativeUnavailableError
+from forerun.kernels.cpu import compiler as compile_module
 from forerun.kernels.cpu.compiler import (
     FACTS,
     FLAGS,
@@ -27,6 +29,7 @@ from forerun.kernels.cpu.compiler import (
     kept_failure,
     library_path,
 )
+from forerun.kernels.cpu.targets import TARGETS, find_target
 from forerun.utils import machine as processor
 from forerun.utils.files import locked
 
@@ -479,6 +482,58 @@ def test_a_prebuilt_library_needs_no_compiler(machine: Machine, no_compiler: Cal
     (machine.sources / "avx512.cpp").write_text("int newer;\n")  # of an editable installation
     with pytest.raises(NativeUnavailableError, match="no C"):
         machine.library()
+
+
+def test_a_library_for_another_platform_is_found_there_alone(
+    machine: Machine, no_compiler: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, compiler, prebuilt = find_target("windows-amd64"), find_compiler(), machine.home / "prebuilt"
+    assert compiler is not None
+    compile_into(prebuilt, compiler, machine.sources, LIMIT, ("-target", target.triple), target)
+    assert machine.log.read_text().count(f"-target {target.triple} ") == len(HAS) + 3
+    assert sorted(path.name for path in prebuilt.glob("*forerun*")) == ["forerun.dll", "forerun.o"]
+    no_compiler()
+    with pytest.raises(NativeUnavailableError, match="no C"):
+        machine.library()
+    monkeypatch.setattr(platform, "system", lambda: target.system)
+    monkeypatch.setattr(platform, "machine", lambda: target.machine)
+    monkeypatch.setattr(compile_module, "LIBRARY", "forerun.dll")
+    assert machine.library() == prebuilt / "forerun.dll"
+
+
+def test_targets_that_are_not_there() -> None:
+    with pytest.raises(ConfigError, match=r"FORERUN_TARGET is 'mars', but wheels are made for linux-x86_64, linux-"):
+        find_target("mars")
+
+
+HERE = [target for target in TARGETS if (target.system, target.machine) == (platform.system(), platform.machine())]
+
+
+@pytest.mark.skipif(not HERE, reason="Zig is not told of this platform")
+def test_without_a_compiler_zigs_is_used(
+    machine: Machine, no_compiler: Callable[[], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    no_compiler()
+    with pytest.raises(
+        NativeUnavailableError, match=r"no C\+\+ compiler\. Install one: pip install 'forerun\[compiler\]'; "
+    ):
+        machine.library()
+    monkeypatch.delitem(sys.modules, "ziglang")
+    package = tmp_path / "packages" / "ziglang"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    zig = package / "zig"
+    zig.write_text(
+        f'#!/bin/sh\n[ "$1 $2 $3" = "c++ -target {HERE[0].triple}" ] || exit 1\nshift 3\nexec {machine.compiler} "$@"\n'
+    )
+    zig.chmod(0o755)
+    monkeypatch.syspath_prepend(str(package.parent))
+    assert machine.library().name == LIBRARY
+    assert machine.made() == FIRST
+    (tmp_path / "nothing").mkdir()
+    (tmp_path / "nothing" / "g++").symlink_to(machine.compiler)
+    assert (compiler := find_compiler()) is not None
+    assert compiler.command == (str(tmp_path / "nothing" / "g++"),)
 
 
 def test_sources_that_are_not_there(machine: Machine) -> None:

@@ -21,6 +21,7 @@ from tempfile import TemporaryDirectory
 
 from forerun.config import INSTRUCTIONS, INSTRUCTIONS_VARIABLE, environment_choice
 from forerun.errors import CompilationError, ConfigError, NativeUnavailableError
+from forerun.kernels.cpu.targets import Target, library_name, zig_commands
 from forerun.utils import machine
 from forerun.utils.files import digest, file_digest, leftovers, locked, new_files, remove, write_json
 from forerun.utils.home import HOME_VARIABLE, KERNELS_FOLDER, home
@@ -30,7 +31,10 @@ from forerun.utils.signals import cleaned_up, held
 
 VARIABLE = "CXX"
 """Environment variable: the compiler, with optional arguments. If set, no other is tried."""
-INSTALL = "Install g++ or clang++ (on Debian and Ubuntu: apt install g++), or name a C++ compiler by the variable CXX."
+INSTALL = (
+    "Install one: pip install 'forerun[compiler]'; or g++ or clang++ (on Debian and Ubuntu: apt install g++), or name "
+    "a C++ compiler by the variable CXX."
+)
 _NAMES = ("c++", "g++", "clang++")
 _VERSION_SECONDS = 20.0
 _REASON_CHARACTERS = 300
@@ -93,14 +97,14 @@ class Compiler:
 
 
 def find_compiler() -> Compiler | None:
-    """Return the compiler that CXX names, else the first of c++, g++ and clang++ that is installed, or None.
+    """Return the compiler that CXX names, else the first of c++, g++, clang++ and Zig's that is installed, or None.
 
     Raises:
         NativeUnavailableError: CXX names one that is not there, or --version fails.
     """
     chosen = os.environ.get(VARIABLE, "").strip()
     try:
-        commands = [shlex.split(chosen)] if chosen else [[name] for name in _NAMES]
+        commands = [shlex.split(chosen)] if chosen else [*([name] for name in _NAMES), *zig_commands()]
     except ValueError as failure:  # a quotation mark that is not closed
         raise _no_such(chosen, str(failure)) from None
     for program, *arguments in commands:
@@ -211,7 +215,7 @@ HERE = Path(__file__).parent
 SOURCES = HERE / "csrc"
 PREBUILT = HERE / "prebuilt"
 """In a wheel for one platform: the folder of the library that was compiled for it."""
-LIBRARY = "libforerun.so"
+LIBRARY = library_name(platform.system())
 PROCESSOR = "libprocessor.so"
 """Beside the library: says which instruction sets the processor has."""
 FACTS = "build.json"
@@ -257,7 +261,7 @@ def library_path(
         NativeUnavailableError: there is none, and none can be compiled or kept.
         ConfigError: as `choose_instructions`.
     """
-    recipe = _recipe(sources)
+    recipe = _recipe(sources, platform.system(), platform.machine())
     if _Kept(prebuilt, recipe).is_sound(LIBRARY):
         return prebuilt / LIBRARY
     if os.name != "posix":
@@ -308,19 +312,27 @@ def choose_instructions(present: Sequence[str]) -> Sequence[str]:
 
 
 def compile_into(
-    folder: Path, compiler: Compiler, sources: Path = SOURCES, limit: float = TIME_LIMIT, extra: tuple[str, ...] = ()
+    folder: Path,
+    compiler: Compiler,
+    sources: Path = SOURCES,
+    limit: float = TIME_LIMIT,
+    extra: tuple[str, ...] = (),
+    target: Target | None = None,
 ) -> None:
     """Compile a library for all instruction sets, each file on a core of its own, with its build facts.
 
     Args:
         extra: further arguments of the compiler.
+        target: the platform that is to find the library, in place of this one; `extra` tells the compiler of it.
 
     Raises:
         CompilationError: it fails, or takes longer than `limit` seconds.
         NativeUnavailableError: the folder cannot be written.
     """
-    build = _Build(_Kept(folder, _recipe(sources)), compiler, sources, limit, extra)
-    for failure in build.link(LIBRARY, build.core, build.sets, limit).values():
+    system, architecture = (target.system, target.machine) if target else (platform.system(), platform.machine())
+    library = library_name(system)
+    build = _Build(_Kept(folder, _recipe(sources, system, architecture)), compiler, sources, limit, extra, library)
+    for failure in build.link(library, build.core, build.sets, limit).values():
         raise failure
 
 
@@ -476,15 +488,23 @@ class _Build:
     Args:
         limit: seconds that compiling and linking may take at first.
         extra: further arguments of the compiler.
+        library: the name of the library's file.
 
     Attributes:
         core, sets: the names of the files, without their ends: of what is in every library, and of instruction sets.
     """
 
     def __init__(
-        self, kept: _Kept, compiler: Compiler, sources: Path, limit: float, extra: tuple[str, ...] = ()
+        self,
+        kept: _Kept,
+        compiler: Compiler,
+        sources: Path,
+        limit: float,
+        extra: tuple[str, ...] = (),
+        library: str = LIBRARY,
     ) -> None:
         self._kept = kept
+        self._library = library
         self._compiler = compiler
         self._sources = sources
         self._limit = limit
@@ -577,7 +597,7 @@ class _Build:
         """
         kept = self._kept
         end = time.monotonic() + limit
-        former = kept.instructions if target == LIBRARY else []
+        former = kept.instructions if target == self._library else []
         stems = [*core, *dict.fromkeys((*former, *sets))]
         with new_files(kept.folder, _unwritable) as new:
             lacking = [stem for stem in stems if not kept.is_sound(f"{stem}.o")]
@@ -620,13 +640,13 @@ class _Build:
         facts = {
             "recipe": kept.recipe,
             "compiler": self._compiler.version.partition("\n")[0],
-            "instructions": instructions if (new / LIBRARY).exists() else kept.instructions,
+            "instructions": instructions if (new / self._library).exists() else kept.instructions,
             "checksums": checksums,
         }
         write_json(new / FACTS, facts, error=_unwritable)
 
 
-def _recipe(sources: Path) -> str:
+def _recipe(sources: Path, system: str, architecture: str) -> str:
     """Return a hash of the sources, flags and architecture. Raises NativeUnavailableError."""
     try:
         files = [path for path in sorted(sources.rglob("*")) if path.suffix in (".cpp", ".h")]
@@ -636,4 +656,4 @@ def _recipe(sources: Path) -> str:
         raise NativeUnavailableError(reason, "Install forerun anew.") from None
     if not any(path.suffix == ".cpp" for path in files):
         raise NativeUnavailableError(f"The sources of the kernels are not in {sources}.", "Install forerun anew.")
-    return digest(*parts, "\n".join((*FLAGS, platform.system(), platform.machine())).encode())
+    return digest(*parts, "\n".join((*FLAGS, system, architecture)).encode())

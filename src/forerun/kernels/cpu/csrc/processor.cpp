@@ -3,16 +3,35 @@
 
 #if defined(__x86_64__)
 #include <cpuid.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
 #include <initializer_list>
+#if defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
+struct Registers {
+    unsigned a = 0, b = 0, c = 0, d = 0;
+};
+
+// What the processor tells of itself; zeros of what it does not know.
+static Registers cpuid(unsigned leaf, unsigned part) {
+    Registers found;
+    if (!__get_cpuid_count(leaf, part, &found.a, &found.b, &found.c, &found.d)) return {};
+    return found;
+}
+
+// The registers that the system keeps for each thread, a bit for each kind. Only where OSXSAVE is.
+static unsigned saved_registers() {
+    unsigned low, high;
+    asm volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+    return low;
+}
 
 // Whether the processor multiplies tiles of bfloat16, and the system lets this process do so.
-static bool has_tiles() {
+static bool has_tiles(const Registers& more) {
 #if defined(__linux__)
-    unsigned a, b, c, d;
-    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d >> 22 & 0b101) != 0b101) return false;  // AMX-BF16, -TILE
+    if ((more.d >> 22 & 0b101) != 0b101) return false;  // AMX-BF16, -TILE
     constexpr long REQUEST = 0x1023, TILE_DATA = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
     return syscall(SYS_arch_prctl, REQUEST, TILE_DATA) == 0;
 #else
@@ -43,21 +62,24 @@ static bool has_matrix_products() { return false; }
 extern "C" int32_t forerun_processor_instructions(void) {
     int32_t found = 1;
 #if defined(__x86_64__)
-    __builtin_cpu_init();
-    const bool half = __builtin_cpu_supports("f16c"), fma = __builtin_cpu_supports("fma");
-    if (!__builtin_cpu_supports("avx2") || !fma || !half) return found;
-    unsigned a = 0, b, c, d;
-    if (!__get_cpuid_count(7, 1, &a, &b, &c, &d)) a = 0;
+    // Not by __builtin_cpu_supports: in the runtime library of some compilers it answers no to everything.
+    const Registers basic = cpuid(1, 0), more = cpuid(7, 0), newer = cpuid(7, 1);
+    const auto has = [](unsigned bits, std::initializer_list<int> wanted) {
+        for (int bit : wanted)
+            if (!(bits >> bit & 1)) return false;
+        return true;
+    };
+    if (!has(basic.c, {12, 27, 28, 29}) || !has(more.b, {5})) return found;  // FMA, OSXSAVE, AVX, F16C; AVX2
+    const unsigned saved = saved_registers();
+    if (!has(saved, {1, 2})) return found;  // of SSE and AVX
     found |= 1 << 1;
-    if (a & 1 << 4) found |= 1 << 2;  // AVX_VNNI
-    for (bool has : {__builtin_cpu_supports("avx512f") != 0, __builtin_cpu_supports("avx512bw") != 0,
-                     __builtin_cpu_supports("avx512vl") != 0, __builtin_cpu_supports("avx512dq") != 0,
-                     __builtin_cpu_supports("avx512vnni") != 0})
-        if (!has) return found;
+    if (has(newer.a, {4})) found |= 1 << 2;  // AVX_VNNI
+    if (!has(saved, {5, 6, 7}) || !has(more.b, {16, 17, 30, 31}) || !has(more.c, {11}))  // AVX512F, DQ, BW, VL; VNNI
+        return found;
     found |= 1 << 3;
-    if (!(a & 1 << 5)) return found;  // AVX512_BF16
+    if (!has(newer.a, {5})) return found;  // AVX512_BF16
     found |= 1 << 4;
-    if (has_tiles()) found |= 1 << 5;
+    if (has_tiles(more)) found |= 1 << 5;
 #elif defined(__aarch64__)
     found |= 1 << 6;
     if (!has_dot_products()) return found;

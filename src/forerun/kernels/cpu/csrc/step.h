@@ -62,7 +62,7 @@ class Workspace {
         if (used_ > size_) {
             release();
             size_ = (used_ + used_ / 4 + 63) / 64 * 64;
-            memory_ = (char*)aligned_alloc(64, size_);
+            memory_ = (char*)operator new(size_, ALIGNMENT, std::nothrow);
             if (!memory_) {
                 size_ = 0;
                 throw std::bad_alloc();
@@ -74,12 +74,13 @@ class Workspace {
     }
 
   private:
+    static constexpr std::align_val_t ALIGNMENT{64};
     struct Wish {
         void** pointer;
         int64_t offset, bytes;
     };
     void release() {
-        free(memory_);
+        operator delete(memory_, ALIGNMENT);
         memory_ = nullptr;
         size_ = 0;
     }
