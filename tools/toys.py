@@ -191,7 +191,7 @@ def draft(
         minutes=options.minutes,
     )
     command, run = "python -m tools.toys draft", out.with_name(out.name + ".run")
-    train_draft(out, run, target, packed, distilling, command, resume=run.exists(), force=force, start=start)
+    train_draft(out, run, str(target), packed, distilling, command, resume=run.exists(), force=force, start=str(start))
 
 
 @app.command()
