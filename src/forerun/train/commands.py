@@ -27,10 +27,10 @@ from forerun.train.corpus import read_held_out
 from forerun.train.data.answer_rows import read_rows, target_tokenizer
 from forerun.train.data.packed import PackedShard
 from forerun.train.defaults import AUTO, DraftTraining
-from forerun.train.draft.distil import NUM_DRAFT_TOKENS, Start, train_stages
+from forerun.train.draft.distil import DISTILLATION, IMITATION, NUM_DRAFT_TOKENS, Start, train_stages
 from forerun.train.draft.judge import HELD_OUT_ROWS
 from forerun.train.draft.prune import check_start
-from forerun.train.draft.samples import mask_unproposed
+from forerun.train.draft.samples import ShardBatches, mask_unproposed
 from forerun.train.evaluate import (
     HeldOutAcceptance,
     TextScore,
@@ -86,27 +86,27 @@ def train_draft(
     with run_in(work, out, console, resume=resume, force=force):
         target = load_model(target_name, device=where)
         tokenizer = target_tokenizer(target_name)
-        begun = work / ("distil" if options.pruning.layers is None else "imitation")
-        dtype = run_type(begun, options.dtype, where, console)
+        begun = IMITATION if (work / IMITATION).exists() else DISTILLATION
+        dtype = run_type(work / begun, options.dtype, where, console)
         rows = read_rows(data, target, tokenizer, work / "packed", options.window, console)
         name = start or target_name
         former = Start(name, *load_model_and_tokenizer(Path(name), torch.float32))
         if start is not None:
             check_start(former.weights, former.tokenizer, target, tokenizer)
-        draft, states, judge = train_stages(target, tokenizer, rows, work, options, dtype, console, former)
-        save_model(draft, tokenizer, out)
+        trained = train_stages(target, tokenizer, rows, work, options, dtype, console, former)
+        save_model(trained.weights, tokenizer, out)
         stored, _ = load_model_and_tokenizer(out)
         stored.to(where, dtype)
-        rates = judge.acceptance(stored)
+        rates = trained.judge.acceptance(stored)
         held_out = rows.held_out()
         record = model_record(
             kind="draft",
             command=command,
             seed=options.seed,
             model=stored,
-            data=_data_record(rows, held_out),
+            data=_data_record(rows, trained.learnt, held_out),
             options=asdict(options) | {DTYPE: dtype_name(dtype)},
-            stages=states,
+            stages=trained.stages,
             started_from=None if start is None else read_record(Path(start)) or None,
             held_out=text_score(stored, tokenizer, packed_texts(held_out, tokenizer)),
             acceptance=rates,
@@ -130,13 +130,15 @@ def _show(rates: list[HeldOutAcceptance], record: dict[str, Any], out: Path, con
     return none
 
 
-def _data_record(rows: PackedShard, held_out: PackedShard) -> dict[str, Any]:
+def _data_record(rows: PackedShard, learnt: ShardBatches, held_out: PackedShard) -> dict[str, Any]:
     """Return the card's entry of a draft's data."""
+    documents, tokens, wanted = learnt.counts()
+    part = f"{len(learnt.rows):,} of {len(rows):,} " if len(learnt.rows) < len(rows) else ""
     return {
-        "description": f"packed rows ({rows.num_tokens:,} tokens, {rows.num_wanted:,} of them learnt)",
+        "description": f"{part}packed rows ({tokens:,} tokens, {wanted:,} of them learnt)",
         "licence": "that of the data",
         "unit": "documents",
-        "training_files": rows.num_documents,
+        "training_files": documents,
         "held_out_files": held_out.num_documents,
         "split": "by a hash of the prompt",
     }
