@@ -30,7 +30,8 @@ from forerun.train.needs import RunNeeds
 from forerun.train.optim import Optimisers
 
 Batch = tuple[Tensor, ...]
-"""Tensors that agree in their first dimension; the first holds token ids, [rows, tokens + 1]."""
+"""Tensors that agree in their first dimension; the first holds token ids, [rows, tokens + 1], or [rows, tokens] where
+no next token is learnt."""
 
 PROGRESS_SECONDS = 10.0
 """Between two lines of progress."""
@@ -274,7 +275,7 @@ class Loop:
     optimisers: Optimisers
     total_steps: int
     batch: Callable[[int], Batch]
-    """Step number -> tensors that agree in their first dimension, rows; the first [rows, window + 1] token ids."""
+    """Step number -> its batch."""
     loss: Callable[[nn.Module, Batch, float], Tensor]
     """(model, rows of the batch, progress) -> their mean loss; progress in [0, 1)."""
     checkpoint_seconds: float

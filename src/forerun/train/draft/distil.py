@@ -36,12 +36,11 @@ from forerun.train.data.packed import NO_DOCUMENT, PackedShard
 from forerun.train.defaults import WARMUP_STEPS, DraftTraining, LossName
 from forerun.train.draft.judge import HeldOutRows
 from forerun.train.draft.parallel import MaskLayout, mask_token_of, set_mask_token
-from forerun.train.draft.prune import check_size, chosen_layers, cut, narrow, switch_off_dropout
+from forerun.train.draft.prune import check_size, chosen_layers, cut, narrow, switch_off_dropout, target_parameters
 from forerun.train.draft.samples import (
     MOST_COLUMNS,
     Labels,
     ShardBatches,
-    check_room,
     frequent_tokens,
     output_tokens_of,
     restrict,
@@ -328,7 +327,7 @@ def train_stages(
     num_layers: int = draft.config.num_hidden_layers
     kept = _prune(draft, rows, options, distillation.list_of(LAYERS, int, imitation.list_of(KEPT, int, None)))
     vocabulary = _vocabulary(draft, target, rows, options)
-    check_size(draft, target, None if vocabulary is None else len(vocabulary))
+    check_size(draft, target_parameters(target), None if vocabulary is None else len(vocabulary))
     if vocabulary is not None:
         restrict(draft, vocabulary)
     if kept is not None:
@@ -400,7 +399,6 @@ def _write_labels(labels: Labels, held_out: Labels, shards: int, judged: int, co
         end: see `Labels`.
     """
     labels.pin()
-    check_room(labels.folder, labels.missing_bytes(shards) + held_out.missing_bytes(judged))
     there = labels.num_complete(shards) + held_out.num_complete(judged)
     before = 0
     with StageProgress(console, "soft labels", shards + judged, there, end=end) as progress:
@@ -493,6 +491,11 @@ class _Stages:
         )
         needs.say(self.folder, self.console, where)
 
+    @property
+    def _imitation_steps(self) -> int:
+        """Return the steps of the first stage."""
+        return max(1, int(IMITATION_SHARE * self.options.tokens) // self.options.tokens_per_step)
+
     def start_states(self, start: str, layers: Sequence[int], rows: PackedShard) -> StartStates:
         """Return the batches of the first stage. Arguments as those of `StartStates`."""
         per_step = max(1, self.options.tokens_per_step // rows.window)
@@ -506,7 +509,7 @@ class _Stages:
         return self._train(
             IMITATION,
             facts,
-            max(1, int(IMITATION_SHARE * options.tokens) // options.tokens_per_step),
+            self._imitation_steps,
             states.batch,
             lambda model, batch, _: losses.mean(model, batch),
             end,
@@ -530,8 +533,8 @@ class _Stages:
             SHARDS: len(batches.shards),
             LAYERS: kept,
         }
-        share = IMITATION_SHARE if kept is not None else 0.0
-        steps = max(1, int((1 - share) * options.tokens) // options.tokens_per_step)
+        former = self._imitation_steps if kept is not None else 0
+        steps = max(1, options.tokens // options.tokens_per_step - former)
         return self._train(DISTILLATION, facts, steps, batches.batch, loss, end)
 
     def _train(

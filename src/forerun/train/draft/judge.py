@@ -104,7 +104,8 @@ class HeldOutRows:
 
 
 def _runs(values: Tensor, batch: Batch, longer_than: int) -> list[Tensor]:
-    """Split values [rows, K, window] into runs at consecutive wanted tokens, which answers are."""
+    """Split values [rows, K, window] into runs of consecutive wanted tokens: answers with the end of
+    their prompts."""
     runs = []
     for row, wanted, documents in zip(values, batch[4][:, 1:], batch[3][:, 1:], strict=True):
         breaks = (wanted[1:] != wanted[:-1]) | (documents[1:] != documents[:-1])

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import math
-import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -68,16 +67,6 @@ class Shard:
     probs: TopProbs
     documents: np.ndarray
     wanted: np.ndarray
-
-
-def check_room(folder: Path, needed: int) -> None:
-    """Raise ConfigError where a folder's disk has less room than these bytes."""
-    free = shutil.disk_usage(folder).free
-    if free < needed:
-        raise ConfigError(
-            f"{folder} has too little room: the target's labels take {needed / 1e6:,.0f} MB, {free / 1e6:,.0f} MB are "
-            "free. Make room there, give less data, or give an OUT on another disk."
-        )
 
 
 def frequent_tokens(rows: PackedShard, count: int, size: int, always: Iterable[int]) -> Tensor:
