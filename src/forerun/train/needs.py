@@ -97,8 +97,8 @@ class RunNeeds:
         console.print(line, highlight=False, soft_wrap=True, markup=False)
         if self.written > free_disk:
             raise ConfigError(
-                f"{folder} has too little room: checkpoints, labels and the result need {_gb(self.written)} GB while they "
-                f"are written, {_gb(free_disk)} GB are free. Make room there, or give an OUT on another disk."
+                f"{folder} has too little room: checkpoints, labels and the result need {_gb(self.written)} GB while "
+                f"they are written, {_gb(free_disk)} GB are free. Make room there, or give an OUT on another disk."
             )
 
 

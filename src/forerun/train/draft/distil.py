@@ -333,11 +333,7 @@ def train_stages(
     if kept is not None:
         console.print(f"layers {', '.join(map(str, kept))} of {num_layers} are kept", highlight=False)
     _set_trained(draft, tokenizer, rows, options)
-    size = model_vocabulary(draft)
-    if vocabulary is None and size < target.vocab_size and size <= MOST_COLUMNS:
-        vocabulary = torch.arange(size)  # what the target has behind it is padding
-    labels = Labels(target, rows, run_folder / "samples", options.top, vocabulary, size=size)
-    held_out = Labels(target, rows.held_out(), labels.folder, options.top, vocabulary, "held-out", size)
+    labels, held_out = _labels(target, rows, run_folder, options, vocabulary, model_vocabulary(draft))
     judge = HeldOutRows(held_out, options.parallel or NUM_DRAFT_TOKENS, dtype)
     former = distillation.integer(SHARDS, imitation.integer(SHARDS, 0))
     run = _Stages(draft, of_start, run_folder, options, dtype, judge, console)
@@ -348,20 +344,43 @@ def train_stages(
         if SHARDS not in distillation:
             states.compute()
     end = options.end()
-    now = time.monotonic()
-    half = math.inf if former else now + (end - now) / 2
+    half = math.inf if former else _after(0.5, end)
     shards = _write_labels(labels, held_out, former or len(labels), judge.num_shards, console, half)
     stages = {"labels": labels.computing()}
     batches = ShardBatches(labels, shards, options.tokens_per_step, options.seed)
     if shards < len(labels):
         console.print(f"{len(batches.rows):,} of {len(rows):,} rows have labels, and are learnt", highlight=False)
     if kept is not None and states is not None:
-        third = end if end == math.inf else time.monotonic() + IMITATION_SHARE * (end - time.monotonic())
         facts = {"data": dict(rows.made_from), LAYERS: [*kept[1:], num_layers], KEPT: kept, SHARDS: shards}
-        imitated = run.imitate(states, facts, third)
+        imitated = run.imitate(states, facts, _after(IMITATION_SHARE, end))
         stages |= {"states of the start": states.computing, IMITATION: imitated}
     stages["distillation"] = run.distil(batches, kept, end)
     return TrainedDraft(draft, stages, judge, batches)
+
+
+def _after(share: float, end: float) -> float:
+    """Return when so much of the time until `end` will be over, on the clock of time.monotonic."""
+    now = time.monotonic()
+    return now + share * (end - now)
+
+
+def _labels(
+    target: LanguageModel,
+    rows: PackedShard,
+    run_folder: Path,
+    options: DraftTraining,
+    vocabulary: Tensor | None,
+    size: int,
+) -> tuple[Labels, Labels]:
+    """Return the labels of the rows that are learnt, and of those that are held out.
+
+    size: tokens that the draft has logits of.
+    """
+    if vocabulary is None and size < target.vocab_size and size <= MOST_COLUMNS:
+        vocabulary = torch.arange(size)  # what the target has behind it is padding
+    folder = run_folder / "samples"
+    labels = Labels(target, rows, folder, options.top, vocabulary, size=size)
+    return labels, Labels(target, rows.held_out(), folder, options.top, vocabulary, "held-out", size)
 
 
 def _same_start(run_folder: Path, draft: PreTrainedModel) -> str:
@@ -504,7 +523,6 @@ class _Stages:
 
     def imitate(self, states: StartStates, facts: dict[str, Any], end: float) -> LoopState:
         """Learn the states of the model that the draft was cut from. facts: to be pinned. end: as that of `Loop`."""
-        options = self.options
         losses = ImitationLoss(output_tokens_of(self.draft), self.dtype)
         return self._train(
             IMITATION,
