@@ -11,7 +11,7 @@ from rich.console import Console
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from forerun.errors import ConfigError
-from forerun.models import load_model
+from forerun.models import LanguageModel, load_model
 from forerun.train.accelerator import device_name, dtype_name, product_type, training_device
 from forerun.train.card import (
     NOT_JUDGED,
@@ -62,26 +62,19 @@ def train_draft(
     force: bool = False,
     start: str | None = None,
 ) -> bool:
-    """Train a draft of a target, save it to `out`, measure it on held-out rows, write the card.
+    """Train a draft of a target, save it to `out`, measure it on held-out rows, write the card; return whether it is
+    no better than chance (`is_chance`).
 
     Args:
         data: see `read_rows`.
         command: the command line, for the card.
         start: name of the model to go on from; None: the target, of which some layers are kept.
 
-    Returns:
-        Whether the draft is no better than chance (`is_chance`).
-
     Raises:
-        ConfigError: no start is given, or it does not fit; see `train_stages`.
-        IncompatibleDrafterError: the start has other tokens.
+        ConfigError, IncompatibleDrafterError: no start is given, or it does not fit; see `train_stages`.
     """
-    if start is None and options.pruning.layers is None:
-        raise ConfigError(
-            "A draft starts from trained weights. Give a smaller model of the target's tokens (--start), whole or cut "
-            "to some of its layers (--layers); without --start, the target's own layers are kept."
-        )
     where = training_device(options.device)
+    _check_given(start, options)
     console = Console()
     with run_in(work, out, console, resume=resume, force=force):
         target = load_model(target_name, device=where)
@@ -89,10 +82,7 @@ def train_draft(
         begun = IMITATION if (work / IMITATION).exists() else DISTILLATION
         dtype = run_type(work / begun, options.dtype, where, console)
         rows = read_rows(data, target, tokenizer, work / "packed", options.window, console)
-        name = start or target_name
-        former = Start(name, *load_model_and_tokenizer(Path(name), torch.float32))
-        if start is not None:
-            check_start(former.weights, former.tokenizer, target, tokenizer)
+        former = _load_start(start, target_name, target, tokenizer)
         trained = train_stages(target, tokenizer, rows, work, options, dtype, console, former)
         save_model(trained.weights, tokenizer, out)
         stored, _ = load_model_and_tokenizer(out)
@@ -115,6 +105,26 @@ def train_draft(
         )
         write_model_card(out, record)
         return _show(rates, record, out, console)
+
+
+def _check_given(start: str | None, options: DraftTraining) -> None:
+    """Raise ConfigError where neither a start nor layers of the target are given."""
+    if start is None and options.pruning.layers is None:
+        raise ConfigError(
+            "A draft starts from trained weights. Give a smaller model of the target's tokens (--start), whole or cut "
+            "to some of its layers (--layers); without --start, the target's own layers are kept."
+        )
+
+
+def _load_start(
+    start: str | None, target_name: str, target: LanguageModel, tokenizer: PreTrainedTokenizerBase
+) -> Start:
+    """Load what a draft starts from. Raises as `check_start`."""
+    name = start or target_name
+    found = Start(name, *load_model_and_tokenizer(Path(name), torch.float32))
+    if start is not None:
+        check_start(found.weights, found.tokenizer, target, tokenizer)
+    return found
 
 
 def _show(rates: list[HeldOutAcceptance], record: dict[str, Any], out: Path, console: Console) -> bool:

@@ -313,8 +313,7 @@ def train_stages(
 
     Of the options' minutes, half at most are for the target's soft labels: rows without any are left out then.
 
-    Args:
-        dtype: of products.
+    dtype: of products.
 
     Raises:
         ConfigError: the draft is too large, cannot be cut, or `run_folder` is of another run.
@@ -348,8 +347,6 @@ def train_stages(
     shards = _write_labels(labels, held_out, former or len(labels), judge.num_shards, console, half)
     stages = {"labels": labels.computing()}
     batches = ShardBatches(labels, shards, options.tokens_per_step, options.seed)
-    if shards < len(labels):
-        console.print(f"{len(batches.rows):,} of {len(rows):,} rows have labels, and are learnt", highlight=False)
     if kept is not None and states is not None:
         facts = {"data": dict(rows.made_from), LAYERS: [*kept[1:], num_layers], KEPT: kept, SHARDS: shards}
         imitated = run.imitate(states, facts, _after(IMITATION_SHARE, end))
@@ -428,9 +425,13 @@ def _write_labels(labels: Labels, held_out: Labels, shards: int, judged: int, co
             progress.show(max(there, done), tokens=tokens)
 
         held_out.write(show_judged, judged)
-        return labels.write(
+        found = labels.write(
             lambda done, tokens: progress.show(max(there, judged + done), tokens=before + tokens), shards, end
         )
+    if found < len(labels):
+        rows = f"{found * labels.shard_rows:,} of {len(labels.rows):,} rows"
+        console.print(f"{rows} have labels, and are learnt", highlight=False)
+    return found
 
 
 def _prune(
