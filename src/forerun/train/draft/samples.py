@@ -9,7 +9,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -192,7 +192,10 @@ class Labels:
     def computing(self) -> LoopState:
         """Return what computing all that is in the folder took, as a stage of the run."""
         path = self.folder / METRICS
-        entries = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        entries = []
+        for line in path.read_text().splitlines() if path.exists() else []:
+            with suppress(ValueError):  # cut short by a kill
+                entries.append(json.loads(line))
         tokens = sum(int(entry["tokens"]) for entry in entries)
         return LoopState(tokens=tokens, seconds=sum(float(entry["seconds"]) for entry in entries))
 
