@@ -99,7 +99,7 @@ FIXED = ("seed", "checkpoint_seconds", "threads", "device", "dtype")
 NO_DRAFTER_LEARNT = 1
 """Exit status after a head or a draft was trained that is no better than chance."""
 FEW = (*FIXED, "position_weights", "cached_states")
-"""The same of Medusa heads and MTP layers."""
+"""Options of Medusa heads and MTP layers that have no key."""
 
 
 @with_flags

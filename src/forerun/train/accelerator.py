@@ -92,10 +92,10 @@ def device_of(model: nn.Module) -> torch.device:
     return next(model.parameters()).device
 
 
-def micro_tokens(model: PreTrainedModel) -> int:
-    """Return the largest number of tokens in one forward that keeps all logits."""
+def micro_tokens(model: PreTrainedModel, columns: int | None = None) -> int:
+    """Return the largest number of tokens in one forward that keeps so many logits of each; None: all."""
     where = device_of(model).type
-    return max(1, min(MICRO_TOKENS[where], _LOGITS[where] // len(model.get_input_embeddings().weight)))
+    return max(1, min(MICRO_TOKENS[where], _LOGITS[where] // (columns or model_vocabulary(model))))
 
 
 def copy_to_device(tensor: Tensor, where: torch.device) -> Tensor:

@@ -168,13 +168,15 @@ def _render(record: dict[str, Any]) -> str:
         "|---|---|---|---|---|---|",
     ]
     for name, stage in record["stages"].items():
+        loss = stage["final_loss"] if stage["steps"] else "–"
         lines.append(
             f"| {name} | {stage['steps']:,} | {stage['tokens']:,} | {stage['seconds']:,} | "
-            f"{stage['tokens_per_second']:,} | {stage['final_loss']} |"
+            f"{stage['tokens_per_second']:,} | {loss} |"
         )
     lines += _curve_lines(record["stages"])
     if record["acceptance"]:
-        lines += ["", *_acceptance_table(record["acceptance"])]
+        text = "the target's continuations of held-out prompts" if unit == "files" else "held-out rows of the data"
+        lines += ["", *_acceptance_table(record["acceptance"], text)]
     if record.get("is_chance"):
         first = record["acceptance"][0]["per_position"][0]
         lines += ["", chance_line(record["kind"], first, record["most_frequent_token"])]
@@ -183,13 +185,13 @@ def _render(record: dict[str, Any]) -> str:
 
 
 def _curve_lines(stages: dict[str, Any]) -> list[str]:
-    """Return the lines on how the mean acceptance length of held-out chains rose with the minutes of training."""
+    """Return the lines on how the mean acceptance length of held-out chains rose with the minutes of all stages."""
     lines = [""]
     before = 0.0
     for name, stage in stages.items():
         points = [f"{score:.2f} after {before + minutes:.1f} min" for minutes, score in stage.get("curve", [])]
         if points:
-            lines.append(f"Mean acceptance length by minutes of training, {name}: {', '.join(points)}.")
+            lines.append(f"Mean acceptance length by minutes of all stages, {name}: {', '.join(points)}.")
         before += stage["seconds"] / 60
     return lines if len(lines) > 1 else []
 
@@ -209,9 +211,9 @@ def _start_line(record: dict[str, Any]) -> str:
     return f"- Started from a draft made by `{record['command']}` ({stages})."
 
 
-def _acceptance_table(rows: list[dict[str, Any]]) -> list[str]:
+def _acceptance_table(rows: list[dict[str, Any]], text: str) -> list[str]:
     table = [
-        "Acceptance with the target, on the target's continuations of held-out prompts (teacher-forced):",
+        f"Acceptance with the target, on {text} (teacher-forced):",
         "",
         "| temperature | K | acceptance rate | per token | per position, if reached | mean acceptance length |",
         "|---|---|---|---|---|---|",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,11 +14,12 @@ from rich.console import Console
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from forerun.drafters.models.heads.fingerprint import same_target
 from forerun.errors import ConfigError
 from forerun.train.accelerator import dtype_name, product_type, why_auto
 from forerun.train.defaults import AUTO, FORMATS
 from forerun.train.optim import Optimisers
-from forerun.utils.files import check_seal, locked, refuse_to_overwrite, sealed_file, write_json
+from forerun.utils.files import check_seal, locked, refuse_to_overwrite, remove, sealed_file, write_json
 from forerun.utils.json_file import Fields
 
 METRICS = "metrics.jsonl"
@@ -109,7 +110,8 @@ def load_best(folder: Path, model: nn.Module, step: int) -> None:
     Raises:
         ConfigError: it is missing, damaged, or of another step or model.
     """
-    with _read(folder / BEST, "does not hold the best weights") as content:
+    remedy = f"Remove it and {folder / CHECKPOINT}, and --resume begins this stage again."
+    with _read(folder / BEST, "does not hold the best weights", remedy) as content:
         if content["step"] != step:
             raise ValueError(f"it is of step {content['step']}, not {step}")
         _restore(model, content["model"])
@@ -130,13 +132,13 @@ def _restore(model: nn.Module, state: dict[str, Any]) -> None:
 
 
 @contextmanager
-def _read(path: Path, fault: str) -> Iterator[dict[str, Any]]:
+def _read(path: Path, fault: str, remedy: str = _REMEDY) -> Iterator[dict[str, Any]]:
     """Load a file of `_write` for a block whose failures mean that the file holds something else."""
-    check_seal(path, ConfigError, _REMEDY)
+    check_seal(path, ConfigError, remedy)
     try:
         yield torch.load(path, map_location="cpu", weights_only=True)
     except Exception as failure:  # whatever PyTorch makes of it
-        raise ConfigError(f"{path} {fault}: {failure}. {_REMEDY}") from failure
+        raise ConfigError(f"{path} {fault}: {failure}. {remedy}") from failure
 
 
 def _write(path: Path, content: dict[str, Any]) -> None:
@@ -218,8 +220,10 @@ def run_type(folder: Path, name: str, where: torch.device, console: Console) -> 
     return chosen
 
 
-def pin(folder: Path, options: dict[str, Any]) -> None:
+def pin(folder: Path, options: dict[str, Any], later: Collection[str] = ()) -> None:
     """Write `options` into `folder`, or compare them with those a former run wrote there.
+
+    later: keys that runs begun by earlier versions lack; they are added.
 
     Raises:
         ConfigError: the file is damaged, or some differ.
@@ -229,11 +233,30 @@ def pin(folder: Path, options: dict[str, Any]) -> None:
     if not path.exists():
         write_json(path, plain, error=ConfigError)
         return
-    former = pinned(folder).values
+    found = pinned(folder).values
+    former = {**{key: plain[key] for key in later if key in plain}, **found}
     changed = sorted(key for key in {*plain, *former} if plain.get(key) != former.get(key))
     if changed:
         described = ", ".join(f"{key} was {str(former.get(key))[:80]} and is {plain.get(key)}" for key in changed)
         raise ConfigError(f"{folder} belongs to another run: {described}. Give the same options, or another OUT.")
+    if former != found:
+        write_json(path, former, error=ConfigError)
+
+
+def pinned_weights(folder: Path, key: str, found: str, refusal: str) -> str:
+    """Return the fingerprint of weights that a run in `folder` has pinned, which these are in whatever number format;
+    their own without one.
+
+    Args:
+        found: their fingerprint. refusal: what is said where they are others.
+
+    Raises:
+        ConfigError: they are others, or the file is damaged.
+    """
+    former = pinned(folder).string(key, found)
+    if not same_target(former, found):
+        raise ConfigError(f"{refusal} Give those, another OUT, or --force to begin anew.")
+    return former
 
 
 @contextmanager
@@ -262,6 +285,8 @@ def run_in(work: Path, out: Path, console: Console, *, resume: bool, force: bool
         if not resume:
             for path in former:
                 path.unlink()
+        for left in _files(work, ".{}.*.tmp"):  # of a process that was killed while it wrote
+            remove(left)
         work.mkdir(parents=True, exist_ok=True)
         try:
             yield
@@ -275,6 +300,6 @@ def run_in(work: Path, out: Path, console: Console, *, resume: bool, force: bool
             ) from failure
 
 
-def _files(work: Path) -> list[Path]:
-    """List the files that a run has left in its folder."""
-    return [path for stage in _STAGES for pattern in _FILES for path in (work / stage).glob(pattern)]
+def _files(work: Path, form: str = "{}") -> list[Path]:
+    """List the files that a run has left in its folder. form: of their names, with a place for each file's own."""
+    return [path for stage in _STAGES for pattern in _FILES for path in (work / stage).glob(form.format(pattern))]

@@ -11,7 +11,7 @@ from rich.console import Console
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from forerun.errors import ConfigError
-from forerun.models import load_model
+from forerun.models import LanguageModel, load_model
 from forerun.train.accelerator import device_name, dtype_name, product_type, training_device
 from forerun.train.card import (
     NOT_JUDGED,
@@ -27,10 +27,10 @@ from forerun.train.corpus import read_held_out
 from forerun.train.data.answer_rows import read_rows, target_tokenizer
 from forerun.train.data.packed import PackedShard
 from forerun.train.defaults import AUTO, DraftTraining
-from forerun.train.draft.distil import NUM_DRAFT_TOKENS, Start, train_stages
+from forerun.train.draft.distil import DISTILLATION, IMITATION, NUM_DRAFT_TOKENS, Start, train_stages
 from forerun.train.draft.judge import HELD_OUT_ROWS
 from forerun.train.draft.prune import check_start
-from forerun.train.draft.samples import mask_unproposed
+from forerun.train.draft.samples import ShardBatches, mask_unproposed
 from forerun.train.evaluate import (
     HeldOutAcceptance,
     TextScore,
@@ -62,51 +62,41 @@ def train_draft(
     force: bool = False,
     start: str | None = None,
 ) -> bool:
-    """Train a draft of a target, save it to `out`, measure it on held-out rows, write the card.
+    """Train a draft of a target, save it to `out`, measure it on held-out rows, write the card; return whether it is
+    no better than chance (`is_chance`).
 
     Args:
         data: see `read_rows`.
         command: the command line, for the card.
         start: name of the model to go on from; None: the target, of which some layers are kept.
 
-    Returns:
-        Whether the draft is no better than chance (`is_chance`).
-
     Raises:
-        ConfigError: no start is given, or it does not fit; see `train_stages`.
-        IncompatibleDrafterError: the start has other tokens.
+        ConfigError, IncompatibleDrafterError: no start is given, or it does not fit; see `train_stages`.
     """
-    if start is None and options.pruning.layers is None:
-        raise ConfigError(
-            "A draft starts from trained weights. Give a smaller model of the target's tokens (--start), whole or cut "
-            "to some of its layers (--layers); without --start, the target's own layers are kept."
-        )
     where = training_device(options.device)
+    _check_given(start, options)
     console = Console()
     with run_in(work, out, console, resume=resume, force=force):
         target = load_model(target_name, device=where)
         tokenizer = target_tokenizer(target_name)
-        begun = work / ("distil" if options.pruning.layers is None else "imitation")
-        dtype = run_type(begun, options.dtype, where, console)
+        begun = IMITATION if (work / IMITATION).exists() else DISTILLATION
+        dtype = run_type(work / begun, options.dtype, where, console)
         rows = read_rows(data, target, tokenizer, work / "packed", options.window, console)
-        name = start or target_name
-        former = Start(name, *load_model_and_tokenizer(Path(name), torch.float32))
-        if start is not None:
-            check_start(former.weights, former.tokenizer, target, tokenizer)
-        draft, states, judge = train_stages(target, tokenizer, rows, work, options, dtype, console, former)
-        save_model(draft, tokenizer, out)
+        former = _load_start(start, target_name, target, tokenizer)
+        trained = train_stages(target, tokenizer, rows, work, options, dtype, console, former)
+        save_model(trained.weights, tokenizer, out)
         stored, _ = load_model_and_tokenizer(out)
         stored.to(where, dtype)
-        rates = judge.acceptance(stored)
+        rates = trained.judge.acceptance(stored)
         held_out = rows.held_out()
         record = model_record(
             kind="draft",
             command=command,
             seed=options.seed,
             model=stored,
-            data=_data_record(rows, held_out),
+            data=_data_record(rows, trained.learnt, held_out),
             options=asdict(options) | {DTYPE: dtype_name(dtype)},
-            stages=states,
+            stages=trained.stages,
             started_from=None if start is None else read_record(Path(start)) or None,
             held_out=text_score(stored, tokenizer, packed_texts(held_out, tokenizer)),
             acceptance=rates,
@@ -115,6 +105,26 @@ def train_draft(
         )
         write_model_card(out, record)
         return _show(rates, record, out, console)
+
+
+def _check_given(start: str | None, options: DraftTraining) -> None:
+    """Raise ConfigError where neither a start nor layers of the target are given."""
+    if start is None and options.pruning.layers is None:
+        raise ConfigError(
+            "A draft starts from trained weights. Give a smaller model of the target's tokens (--start), whole or cut "
+            "to some of its layers (--layers); without --start, the target's own layers are kept."
+        )
+
+
+def _load_start(
+    start: str | None, target_name: str, target: LanguageModel, tokenizer: PreTrainedTokenizerBase
+) -> Start:
+    """Load what a draft starts from. Raises as `check_start`."""
+    name = start or target_name
+    found = Start(name, *load_model_and_tokenizer(Path(name), torch.float32))
+    if start is not None:
+        check_start(found.weights, found.tokenizer, target, tokenizer)
+    return found
 
 
 def _show(rates: list[HeldOutAcceptance], record: dict[str, Any], out: Path, console: Console) -> bool:
@@ -130,13 +140,15 @@ def _show(rates: list[HeldOutAcceptance], record: dict[str, Any], out: Path, con
     return none
 
 
-def _data_record(rows: PackedShard, held_out: PackedShard) -> dict[str, Any]:
+def _data_record(rows: PackedShard, learnt: ShardBatches, held_out: PackedShard) -> dict[str, Any]:
     """Return the card's entry of a draft's data."""
+    documents, tokens, wanted = learnt.counts()
+    part = f"{len(learnt.rows):,} of {len(rows):,} " if len(learnt.rows) < len(rows) else ""
     return {
-        "description": f"packed rows ({rows.num_tokens:,} tokens, {rows.num_wanted:,} of them learnt)",
+        "description": f"{part}packed rows ({tokens:,} tokens, {wanted:,} of them learnt)",
         "licence": "that of the data",
         "unit": "documents",
-        "training_files": rows.num_documents,
+        "training_files": documents,
         "held_out_files": held_out.num_documents,
         "split": "by a hash of the prompt",
     }

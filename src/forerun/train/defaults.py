@@ -67,6 +67,8 @@ class Optimisation(Checked):
     """Shape of the decay: "linear" or "cosine"."""
 
 
+WARMUP_STEPS = 40
+"""Steps over which the learning rate of a head or a draft rises, at least."""
 BASE_WIDTH = 576
 """Inputs of the matrices for which the default rates were found: SmolLM2's hidden size."""
 _LOWEST_RATE = 1e-4

@@ -186,8 +186,22 @@ def expected_chains(overlaps: Tensor) -> tuple[int, list[float]]:
     return starts, survived
 
 
+def output_rows(draft: PreTrainedModel, tokens: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """Return weight and bias of the output layer, of these tokens alone; None: of all."""
+    head = draft.get_output_embeddings()
+    if tokens is None:
+        return head.weight, head.bias
+    chosen = tokens.to(head.weight.device)
+    return head.weight[chosen], None if head.bias is None else head.bias[chosen]
+
+
 def drafted_logits(
-    draft: PreTrainedModel, tokens: Tensor, documents: Tensor | None, num_tokens: int, first: int = 0
+    draft: PreTrainedModel,
+    tokens: Tensor,
+    documents: Tensor | None,
+    num_tokens: int,
+    first: int = 0,
+    outputs: Tensor | None = None,
 ) -> Iterator[Tensor]:
     """Yield the logits of the 1st, 2nd, ... token of the chains that start at each position from `first` on, [B, S, V].
 
@@ -195,17 +209,23 @@ def drafted_logits(
 
     Args:
         tokens: int64 [B, T]. documents: [B, T]; None: each row is one.
+        outputs: int64 [V], of which tokens there are logits, of a draft of the Llama family; None: of all.
     """
     mask_token = mask_token_of(draft)
+    weight, bias = output_rows(draft, outputs)
     if mask_token is None:
         inputs = {"input_ids": tokens} if documents is None else packed_inputs(draft, tokens, documents)
-        yield draft(**inputs, use_cache=False).logits[:, first:].float()
+        if outputs is None:  # a family may do more to its logits than one product
+            yield draft(**inputs, use_cache=False).logits[:, first:].float()
+            return
+        states = draft.base_model(**inputs, use_cache=False).last_hidden_state[:, first:]
+        yield F.linear(states, weight, bias).float()
         return
     layout = MaskLayout.whole(tokens, first, num_tokens)
     inputs = layout.inputs(tokens, torch.zeros_like(tokens) if documents is None else documents, mask_token)
     hidden = draft.base_model(**inputs, use_cache=False).last_hidden_state[:, first:]
     for part in hidden.split(tokens.shape[1] - first, 1):
-        yield draft.get_output_embeddings()(part).float()
+        yield F.linear(part, weight, bias).float()
 
 
 def agreement_of(drafted: Iterable[Tensor], wanted: Tensor, text: Tensor, temperature: float) -> Tensor:

@@ -30,7 +30,8 @@ from forerun.train.needs import RunNeeds
 from forerun.train.optim import Optimisers
 
 Batch = tuple[Tensor, ...]
-"""Tensors that agree in their first dimension; the first holds token ids, [rows, tokens + 1]."""
+"""Tensors that agree in their first dimension; the first holds token ids, [rows, tokens + 1], or [rows, tokens] where
+no next token is learnt."""
 
 PROGRESS_SECONDS = 10.0
 """Between two lines of progress."""
@@ -157,13 +158,19 @@ class Evaluations:
 
     Attributes:
         score: of the model; higher is better. It draws nothing.
-        every: steps between two of them.
+        every: steps between two of them; 0 for so many that there are `count`.
         patience: evaluations in a row without a better one after which the run ends; 0 to go on.
+        count: of the whole schedule, wherever it ends.
     """
 
     score: Callable[[nn.Module], float]
-    every: int
+    every: int = 0
     patience: int = 0
+    count: int = 1
+
+    def every_of(self, steps: int) -> int:
+        """Return the steps between two of them in a schedule of so many."""
+        return self.every or max(1, steps // self.count)
 
     def are_over(self, scores: list[tuple[int, float]]) -> bool:
         """Return whether they end the run."""
@@ -200,7 +207,7 @@ class _TimedSteps:
     def are_too_slow(self) -> bool:
         """Return whether they take much longer than was decided, or, of a run that goes on, longer than they may."""
         most = self.budget * (_OVERRUN if self._decided else 1)
-        return not self.deciding and self._spent > most > 0
+        return not self.deciding and self._spent > most
 
     @property
     def _seconds(self) -> float:
@@ -234,12 +241,14 @@ class _Marks:
 
     Attributes:
         saving: seconds that writing the checkpoint took.
+        step: of the checkpoint.
         score: of the last evaluation, for lines of progress; empty before it.
     """
 
     saved: float
     evaluated: float
     saving: float = 0.0
+    step: int = 0
     score: str = ""
 
     def are_due(self, every: float, step_seconds: float) -> bool:
@@ -266,7 +275,7 @@ class Loop:
     optimisers: Optimisers
     total_steps: int
     batch: Callable[[int], Batch]
-    """Step number -> tensors that agree in their first dimension, rows; the first [rows, window + 1] token ids."""
+    """Step number -> its batch."""
     loss: Callable[[nn.Module, Batch, float], Tensor]
     """(model, rows of the batch, progress) -> their mean loss; progress in [0, 1)."""
     checkpoint_seconds: float
@@ -274,6 +283,9 @@ class Loop:
     evaluations: Evaluations | None = None
     end: float = math.inf
     """When training should end, on the clock of time.monotonic."""
+    goes_on: bool = True
+    """A run that time has ended can be gone on with."""
+    says_needs: bool = True
     warmup_steps: int = 0
     """Steps over which the learning rate rises, where the schedule has no longer warm-up; half of the run at most."""
     logits: int = 0
@@ -295,10 +307,11 @@ class Loop:
         if state.is_finished:
             self._check_finished(state)
             return state
-        if state.step < self.total_steps:
+        if state.step < self.total_steps and self.says_needs:
             self._say_needs(state, console)
-        seconds = self.end - time.monotonic()
-        if state.planned <= state.step:
+        seconds = max(0.0, self.end - time.monotonic())
+        is_unjudged = self.evaluations is not None and 0 < state.step == state.planned != self._judged(state)
+        if state.planned <= state.step and not is_unjudged:
             state.planned = 0 if seconds < math.inf else self.total_steps
         state.planned = min(state.planned, self.total_steps)
         timed = _TimedSteps(seconds, state.planned == 0)
@@ -308,12 +321,14 @@ class Loop:
             StageProgress(console, title, self._last(state), state.step, end=self._shown_end(state)) as progress,
             (self.folder / METRICS).open("a") as metrics,
         ):
-            marks = _Marks(time.monotonic(), time.monotonic())
+            marks = _Marks(time.monotonic(), time.monotonic(), step=state.step)
+            if state.step:  # a kill may have come before its evaluation was done
+                self._evaluate(state, metrics, marks)
             while not self._is_over(state, timed) and not held.pending:
                 speed = self._several_steps(state, timed)
                 is_decided = timed.decides(state, self.total_steps)
                 timed.say(self._last(state) - state.step, console)
-                self._evaluate(state, metrics, marks, last=self._is_over(state, timed))
+                self._evaluate(state, metrics, marks)
                 self._show(state, progress, metrics, speed, marks)
                 if is_decided or marks.are_due(self.checkpoint_seconds, timed.last):
                     self._save(state, marks)
@@ -325,7 +340,7 @@ class Loop:
 
     def _check_finished(self, state: LoopState) -> None:
         """Refuse to go on with a finished run, whose optimisers' state is not kept."""
-        if state.step < self.total_steps and not self._ended_early(state):
+        if state.step < self.total_steps and self.goes_on and not self._ended_early(state):
             raise ConfigError(
                 f"The run in {self.folder} is finished after {state.step:,} steps, so it cannot go on to "
                 f"{self.total_steps:,}. Begin anew by --force, or give another OUT."
@@ -347,6 +362,10 @@ class Loop:
         )
         needs.say(self.folder, console, where)
 
+    def _judged(self, state: LoopState) -> int:
+        """Return the step of the last evaluation that counts; 0 before the first."""
+        return state.scores[-1][0] if state.scores else 0
+
     def _last(self, state: LoopState) -> int:
         """Return the step at which the schedule ends; before that is decided, the last of the whole run."""
         return state.planned or self.total_steps
@@ -356,14 +375,16 @@ class Loop:
 
     def _is_over(self, state: LoopState, timed: _TimedSteps) -> bool:
         """Return whether steps or time are over, or the evaluations end the run; one step is always done."""
-        return state.step >= self._last(state) or timed.are_too_slow or self._ended_early(state)
+        has_time = not state.step or (timed.budget > 0 and not timed.are_too_slow)
+        return state.step >= self._last(state) or not has_time or self._ended_early(state)
 
     def _ended_early(self, state: LoopState) -> bool:
         return self.evaluations is not None and self.evaluations.are_over(state.scores)
 
     def _finish(self, state: LoopState, console: Console, title: str, *, interrupted: bool) -> None:
         """Write the last checkpoint, and say what is left where time has ended the run."""
-        ended = state.step >= self.total_steps or self._ended_early(state)
+        is_early = state.step < self.total_steps and not self._ended_early(state)
+        ended = not is_early or not (self.goes_on or interrupted)
         if not ended:
             save_checkpoint(self.folder, self.model, self.optimisers, state)
         if interrupted and not ended:
@@ -373,23 +394,23 @@ class Loop:
         if ended:
             state.is_finished = True
             save_checkpoint(self.folder, self.model, self.optimisers, state)
+        if not is_early:
             return
         steps = f"step {state.step:,} of {self.total_steps:,}"
         short = state.planned - state.step
         why = f", {short:,} before the end of its schedule" if short > 0 else ""
         size = (self.folder / CHECKPOINT).stat().st_size / 1e6
-        console.print(
-            f"{title}: ended by --minutes after {steps}{why}; --resume goes on (the {size:,.0f} MB of "
-            f"{self.folder / CHECKPOINT} are for that alone)",
-            highlight=False,
-            soft_wrap=True,
-        )
+        line = f"{title}: ended by --minutes after {steps}{why}"
+        if not ended:
+            line += f"; --resume goes on (the {size:,.0f} MB of {self.folder / CHECKPOINT} are for that alone)"
+        console.print(line, highlight=False, soft_wrap=True)
 
     def _save(self, state: LoopState, marks: _Marks) -> None:
         began = time.monotonic()
         save_checkpoint(self.folder, self.model, self.optimisers, state)
         marks.saved = time.monotonic()
         marks.saving = marks.saved - began
+        marks.step = state.step
 
     def _show(self, state: LoopState, progress: StageProgress, metrics: TextIO, speed: float, marks: _Marks) -> None:
         recent = state.losses[-32:]
@@ -399,19 +420,23 @@ class Loop:
         metrics.write(json.dumps(entry) + "\n")
         metrics.flush()
 
-    def _evaluate(self, state: LoopState, metrics: TextIO, marks: _Marks, *, last: bool) -> None:
-        """Evaluate every so many steps and after the last one, and keep the weights if they are the best.
+    def _evaluate(self, state: LoopState, metrics: TextIO, marks: _Marks) -> None:
+        """Evaluate every so many steps and at the end of the schedule, and keep the weights if they are the best.
 
         Every ten minutes the score is shown in between. It is no candidate for the best then: which weights a run ends
-        with does not depend on the clock.
+        with does not depend on the clock. The checkpoint is as old as the best weights, and no step is lost by a kill
+        meanwhile.
         """
         due = self.evaluations
-        former = state.scores[-1][0] if state.scores else 0
-        if due is None:
+        former = self._judged(state)
+        if due is None or former == state.step:
             return
-        counts = state.step // due.every != former // due.every or last
+        every = due.every_of(self._last(state))
+        counts = state.step // every != former // every or state.step >= self._last(state)
         if not counts and time.monotonic() - marks.evaluated < EVALUATION_SECONDS:
             return
+        if marks.step != state.step:
+            self._save(state, marks)
         self.model.eval()
         score = due.score(self.model)
         self.model.train()
@@ -422,6 +447,7 @@ class Loop:
             state.scores.append((state.step, score))
             if state.best_step == state.step:
                 save_best(self.folder, self.model, state.step)
+                self._save(state, marks)
 
     def _several_steps(self, state: LoopState, timed: _TimedSteps) -> float:
         """Do as many steps as losses are read at once; return their tokens per second."""

@@ -30,7 +30,7 @@ class RunNeeds:
     Attributes:
         present: in memory already: the target, the weights that are trained, libraries.
         gradients, optimiser, activations: that training adds.
-        checkpoints: that the run keeps on disk.
+        checkpoints: that the run keeps on disk, with the target's labels.
         written: that the disk needs room for beside what is there: a checkpoint replaces the former one when it is
             complete, and the result comes beside them.
     """
@@ -53,6 +53,7 @@ class RunNeeds:
         tokens: int,
         logits: int,
         keeps_best: bool,
+        samples: int = 0,
     ) -> RunNeeds:
         """Estimate the needs of a run.
 
@@ -61,6 +62,7 @@ class RunNeeds:
             tokens: computed at the same time.
             logits: of a token that are in memory at once.
             keeps_best: the weights of the best evaluation are kept, too.
+            samples: bytes of the target's labels that are to be written.
         """
         weights = _FLOAT32 * sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
         matrices = [parameter for parameter in model.parameters() if parameter.ndim == 2]
@@ -73,8 +75,8 @@ class RunNeeds:
             weights * replicas,
             optimisers.state_nbytes,
             _KEPT * _FLOAT32 * tokens * (outputs + logits),
-            checkpoint + best,
-            max(0, checkpoint + best + max(checkpoint, best) + weights - there),
+            checkpoint + best + samples,
+            samples + max(0, checkpoint + best + max(checkpoint, best) + weights - there),
         )
 
     def say(self, folder: Path, console: Console, where: torch.device) -> None:
@@ -95,8 +97,8 @@ class RunNeeds:
         console.print(line, highlight=False, soft_wrap=True, markup=False)
         if self.written > free_disk:
             raise ConfigError(
-                f"{folder} has too little room: checkpoints and the result need {_gb(self.written)} GB while they are "
-                f"written, {_gb(free_disk)} GB are free. Make room there, or give an OUT on another disk."
+                f"{folder} has too little room: checkpoints, labels and the result need {_gb(self.written)} GB while "
+                f"they are written, {_gb(free_disk)} GB are free. Make room there, or give an OUT on another disk."
             )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -175,8 +176,11 @@ def test_a_cut_draft_is_killed_in_either_stage_resumed_saved_and_served(
     folder.save_model(drawn(5), folder.load_model_and_tokenizer(target)[1], other)
     with pytest.raises(ConfigError, match="samples holds labels of another target, whose weights are not these"):
         run(draft, "b", OPTIONS, other, resume=True, start=str(target))
-    with pytest.raises(ConfigError, match="belongs to another run: start was 320-"):
-        run(draft, "b", resume=True, start=str(other))
+    small = tmp_path / "small"
+    folder.save_model(drawn(5, replace(TARGET, num_layers=1)), folder.load_model_and_tokenizer(target)[1], small)
+    for start in (other, small):
+        with pytest.raises(ConfigError, match="imitation was started from other weights than those of"):
+            run(draft, "b", resume=True, start=str(start))
     for changed, message in (
         (replace(OPTIONS, loss="forward-kl"), "loss was hybrid and is forward-kl"),
         (replace(OPTIONS, dtype="bfloat16"), "dtype was float32 and is bfloat16"),
@@ -188,6 +192,8 @@ def test_a_cut_draft_is_killed_in_either_stage_resumed_saved_and_served(
     assert folder.read_record(draft)["options"]["dtype"] == "float32"
     assert (draft / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
     assert {name: stage["steps"] for name, stage in folder.read_record(draft)["stages"].items()} == {
+        "labels": 0,
+        "states of the start": 0,
         "imitation": 2,
         "distillation": 6,
     }
@@ -239,7 +245,7 @@ def test_packed_rows_are_learnt_from(
     )
     tokens = output_tokens_of(folder.load_model_and_tokenizer(tmp_path / "next")[0])
     assert tokens is not None and tokens.tolist() == [0, 7, 9]
-    assert list(folder.read_record(tmp_path / "next")["stages"]) == ["distillation"]  # nothing was cut
+    assert list(folder.read_record(tmp_path / "next")["stages"]) == ["labels", "distillation"]  # nothing was cut
     assert folder.read_record(tmp_path / "next")["started_from"]["command"] == COMMAND
 
 
@@ -269,6 +275,34 @@ def test_a_draft_in_no_time_is_saved_and_one_without_held_out_rows_is_not_judged
     stages = folder.read_record(out)["stages"]
     assert stages["distillation"]["steps"] == 6 and stages["imitation"]["steps"] == 1  # whose end distillation began at
     assert len(list(labels.glob("*.tokens.npy"))) == 1  # it learns from the rows that it began with
+
+
+def test_a_bounded_run_that_is_killed_in_imitation_learns_from_the_same_rows(
+    target: Path,
+    tokenizer: PreTrainedTokenizerBase,
+    files: list[SourceFile],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made_from = {"tokenizer": fingerprint(tokenizer)}
+    rows = pack(documents(tokenizer, files), tmp_path / "rows", window=63, vocab_size=320, made_from=made_from)
+    monkeypatch.setitem(samples.SHARD_ROWS, "cpu", 2)
+
+    def run(options: DraftTraining, **more: bool) -> None:
+        commands.train_draft(*(tmp_path / "draft", tmp_path / "a", str(target), rows.folder, options, COMMAND), **more)
+
+    def dying(self: Loop, *_: object) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Loop, "_step", dying)
+        with pytest.raises(Killed):
+            run(replace(OPTIONS, minutes=1e-6))
+    labels = tmp_path / "a" / "samples"
+    assert len(rows) > 2 and len(list(labels.glob("shard-*.tokens.npy"))) == 1
+    run(OPTIONS, resume=True)
+    assert len(list(labels.glob("shard-*.tokens.npy"))) == 1
+    assert f"2 of {len(rows)} packed rows" in (tmp_path / "draft" / "README.md").read_text()
 
 
 def test_what_does_not_fit_together_is_refused(
@@ -304,8 +338,8 @@ def test_what_does_not_fit_together_is_refused(
         run(ours.folder, start=stranger)
     with pytest.raises(ConfigError, match="loss is 'luck', but must be one of"):
         replace(OPTIONS, loss="luck")
-    monkeypatch.setattr(samples.shutil, "disk_usage", lambda _: SimpleNamespace(free=1_000))
-    with pytest.raises(ConfigError, match=r"samples has too little room: .* take .* MB, 0 MB are free"):
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1_000))
+    with pytest.raises(ConfigError, match=r"has too little room: checkpoints, labels and the result need"):
         run(ours.folder)
     assert PackedShard(ours.folder).num_documents == 18
 

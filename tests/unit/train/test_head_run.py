@@ -29,7 +29,7 @@ from forerun.drafters.models.medusa.config import RANKS
 from forerun.errors import ConfigError
 from forerun.export.gguf import export_llama_cpp
 from forerun.train.block import BlockKind
-from forerun.train.checkpoint import CHECKPOINT, LoopState, save_checkpoint
+from forerun.train.checkpoint import CHECKPOINT, FILE_NAME, TARGET, LoopState, save_checkpoint
 from forerun.train.data.packed import PackedDocument, pack
 from forerun.train.eagle import EagleKind
 from forerun.train.heads.commands import PreparedRun, evaluate_head, measure_head, prepare_head, train_head
@@ -222,6 +222,12 @@ def test_a_run_goes_on_with_its_own_options(name: str, option: str, value: Any, 
     run(starts[name], tmp_path, max_steps=1, evaluate_every=0)
     with pytest.raises(ConfigError, match=option):
         run(starts[name], tmp_path, max_steps=1, evaluate_every=0, **{option: value})
+    path = tmp_path / FILE_NAME
+    written = json.loads(path.read_text())
+    sizes, signs = written[TARGET].rsplit("-", 1)
+    path.write_text(json.dumps(written | {TARGET: f"{sizes}-{'0' * len(signs)}"}))
+    with pytest.raises(ConfigError, match="is the run of a head for another target's weights"):
+        run(starts[name], tmp_path, max_steps=1, evaluate_every=0)
 
 
 @pytest.mark.sampled(1)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from rich.console import Console
 from torch import Tensor
 
 from families import VOCAB, make_family, tiny_model
@@ -14,8 +15,10 @@ from forerun.train.data.packed import NO_DOCUMENT
 from forerun.train.defaults import DraftTraining
 from forerun.train.draft.distil import ImitationLoss, StartStates
 from forerun.train.draft.prune import cut
+from forerun.train.evaluate import packed_inputs
 from soft_labels import drawn_rows
 
+QUIET = Console(quiet=True)
 LENGTHS = [9, 2, 7]
 BEGINS = [0, 9, 11]
 DOCUMENTS = torch.repeat_interleave(torch.tensor([0, 1, 2, NO_DOCUMENT]), torch.tensor([*LENGTHS, 2]))
@@ -56,7 +59,7 @@ def test_states_of_the_start_are_those_of_inference(tmp_path: Path) -> None:
     start = make_family("qwen2", tmp_path, num_hidden_layers=4)
     rows = drawn_rows(tmp_path / "rows", VOCAB, [20, 9, 14, 25, 6])
     options = DraftTraining(window=31, tokens_per_step=62, device="cpu")
-    states = StartStates(str(start), [2, 4], rows, 2, options)
+    states = StartStates(str(start), [2, 4], 64, rows, 2, options, QUIET)
     model = load_model(start)
     for step in range(3):
         tokens, documents, found = states.batch(step)
@@ -70,7 +73,7 @@ def test_states_of_the_start_are_those_of_inference(tmp_path: Path) -> None:
                 cache.free()
                 assert wanted is not None
                 torch.testing.assert_close(found[row, places].float(), wanted.float(), rtol=2e-2, atol=2e-2)
-    again = StartStates(str(start), [2, 4], rows, 2, options).batch(2)  # as a run that goes on computes them
+    again = StartStates(str(start), [2, 4], 64, rows, 2, options, QUIET).batch(2)  # as a run that goes on computes them
     assert all(torch.equal(one, two) for one, two in zip(again, states.batch(2), strict=True))
 
 
@@ -82,8 +85,9 @@ def test_a_draft_that_lacks_a_layer_which_does_nothing_has_nothing_to_learn(tmp_
             idle.weight.zero_()
     model.save_pretrained(tmp_path / "start")
     rows = drawn_rows(tmp_path / "rows", VOCAB, [20, 9])
+    options = DraftTraining(device="cpu")
     cut(model, [0, 2, 3])
-    batch = StartStates(str(tmp_path / "start"), [2, 3, 4], rows, 1, DraftTraining(device="cpu")).batch(0)
+    batch = StartStates(str(tmp_path / "start"), [2, 3, 4], 64, rows, 1, options, QUIET).batch(0)
     used = batch[1] != NO_DOCUMENT
     with torch.no_grad():
         loss = ImitationLoss().mean(model, batch)
@@ -92,5 +96,18 @@ def test_a_draft_that_lacks_a_layer_which_does_nothing_has_nothing_to_learn(tmp_
     assert float(loss) < float(least) + 0.05
     cut(model, [0, 2])
     with torch.no_grad():
-        others = StartStates(str(tmp_path / "start"), [2, 4], rows, 1, DraftTraining(device="cpu")).batch(0)
+        others = StartStates(str(tmp_path / "start"), [2, 4], 64, rows, 1, options, QUIET).batch(0)
         assert float(ImitationLoss().mean(model, others)) > float(least) + 0.2
+
+
+def test_what_agrees_already_leaves_the_output_layer_alone() -> None:
+    """The wanted distribution is of this very layer; sharper ones are not what is learnt."""
+    draft = tiny_model("llama")
+    tokens = torch.randint(0, VOCAB, (2, 20), generator=torch.Generator().manual_seed(1))
+    documents = DOCUMENTS.expand(2, -1)
+    with torch.no_grad():
+        inputs = packed_inputs(draft, tokens, documents)
+        found = draft.base_model(**inputs, use_cache=False, output_hidden_states=True).hidden_states[1:]
+    ImitationLoss().mean(draft, (tokens.int(), documents, torch.stack(found, 2))).backward()
+    gradient = draft.get_output_embeddings().weight.grad
+    assert gradient is not None and float(gradient.abs().max()) < 1e-6

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import torch
 from families import VOCAB, make_family, tiny_model
 from forerun.errors import ConfigError
 from forerun.models import LanguageModel, Rows, load_model
+from forerun.train.checkpoint import FILE_NAME, TARGET
 from forerun.train.draft import samples
 from forerun.train.draft.distil import DistillationLoss
 from forerun.train.draft.samples import Labels, ShardBatches
@@ -94,7 +96,7 @@ def test_labels_after_a_kill_are_the_same_bytes(
     killed.path(1).unlink()  # killed before the last part of it was there
     killed.path(1, "ids").write_bytes(b"half")
     killed.write(lambda *_: None, len(killed))
-    files = [{path.name: path.read_bytes() for path in each.folder.iterdir()} for each in (whole, killed)]
+    files = [{path.name: path.read_bytes() for path in each.folder.glob("*.npy")} for each in (whole, killed)]
     assert files[0] == files[1] and len(files[0]) == 5 * len(rows)
 
 
@@ -156,3 +158,35 @@ def test_a_token_that_the_draft_does_not_propose_has_no_column_and_no_gradient(
     outside = torch.full((4, TOP), -1)
     distillation_loss(logits, outside, torch.full((4, TOP), 0.1), "forward-kl").backward()
     assert logits.grad is not None and not logits.grad.any()
+
+
+def test_a_token_of_which_the_draft_has_no_logit_is_outside(target: LanguageModel, tmp_path: Path) -> None:
+    """The target has more tokens, and there are too many for columns of 16 bits."""
+    rows = drawn_rows(tmp_path / "rows", VOCAB, LENGTHS)
+    labels = Labels(target, rows, tmp_path / "labels", TOP, size=VOCAB // 2)
+    labels.write(lambda *_: None, len(labels))
+    every = ShardBatches(labels, len(labels), 10_000, 0).batch(0)
+    wanted = every[1][every[4][:, 1:]]
+    assert int(wanted.max()) < VOCAB // 2 and int(wanted.min()) == -1
+
+
+def test_labels_go_on_in_another_number_format_and_on_another_device(
+    target: LanguageModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = drawn_rows(tmp_path / "rows", VOCAB, LENGTHS)
+    monkeypatch.setitem(samples.SHARD_ROWS, "cpu", 1)
+    first = Labels(target, rows, tmp_path / "labels", TOP)
+    first.pin()
+    path = first.folder / FILE_NAME
+    written = json.loads(path.read_text())
+    fingerprint = written[TARGET]
+    written[TARGET] = fingerprint[:-1] + f"{int(fingerprint[-1], 16) ^ 1:x}"  # a sign that rounding has changed
+    path.write_text(json.dumps(written))
+    monkeypatch.setitem(samples.SHARD_ROWS, "cpu", 64)
+    again = Labels(target, rows, tmp_path / "labels", TOP)
+    again.pin()
+    assert len(again) == len(first) == len(rows)
+    del written["shard_rows"]  # of an earlier version
+    path.write_text(json.dumps(written))
+    Labels(target, rows, tmp_path / "labels", TOP).pin()
+    assert json.loads(path.read_text())["shard_rows"] == 64

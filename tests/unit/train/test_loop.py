@@ -15,7 +15,7 @@ from rich.console import Console
 
 from forerun.errors import ConfigError
 from forerun.train import defaults, loop
-from forerun.train.checkpoint import BEST, CHECKPOINT, METRICS, LoopState, load_checkpoint, save_checkpoint
+from forerun.train.checkpoint import BEST, CHECKPOINT, METRICS, LoopState, load_best, load_checkpoint, save_checkpoint
 from forerun.train.corpus import SourceFile
 from forerun.train.defaults import Optimisation, rate_for_width
 from forerun.train.loop import Evaluations, Loop, StageProgress, Workers
@@ -192,6 +192,75 @@ def test_evaluations_take_no_minutes_and_are_shown_every_ten(tmp_path: Path, clo
     assert len(scores) == 4
 
 
+def closeness(model: Any) -> float:
+    """Score a matrix of `part_of_a_run`."""
+    return -float(model(torch.ones(8)).square().mean().detach())
+
+
+@pytest.mark.parametrize("number", [2, 4])
+def test_a_kill_during_an_evaluation_loses_no_step(tmp_path: Path, number: int) -> None:
+    whole = part_of_a_run(tmp_path / "whole", evaluations=Evaluations(closeness, 1))
+    state = whole.run(LoopState(), QUIET, "training")
+    killed = part_of_a_run(tmp_path / "killed", evaluations=Evaluations(raise_at(number, closeness), 1))
+    with pytest.raises(Killed):
+        killed.run(LoopState(), QUIET, "training")
+    again = part_of_a_run(tmp_path / "killed", evaluations=Evaluations(closeness, 1))
+    found = load_checkpoint(tmp_path / "killed", again.model, again.optimisers)
+    assert found.step == number and found.best_step <= number - 1
+    assert again.run(found, QUIET, "training").scores == state.scores
+    assert torch.equal(again.model.weight, whole.model.weight)  # type: ignore[arg-type]
+
+
+def test_the_checkpoint_knows_of_the_best_weights(tmp_path: Path, clock: Clock) -> None:
+    scores = iter([1.0, 3.0, 2.0])
+    run = part_of_a_run(tmp_path, 3, evaluations=Evaluations(lambda _: next(scores), 1), end=100.0)
+    original = run.loss
+
+    def dying(model: Any, rows: Any, progress: float) -> Any:
+        if progress > 0.5:
+            raise Killed
+        return original(model, rows, progress)
+
+    run.loss = dying
+    with pytest.raises(Killed):
+        run.run(LoopState(), QUIET, "training")
+    again = part_of_a_run(tmp_path, 3)
+    found = load_checkpoint(tmp_path, again.model, again.optimisers)
+    assert found.scores == [(1, 1.0), (2, 3.0)]
+    load_best(tmp_path, again.model, found.best_step)
+    with pytest.raises(ConfigError, match=r"it is of step 2, not 3\. Remove it and .*checkpoint\.pt, and --resume"):
+        load_best(tmp_path, again.model, 3)
+
+
+def test_a_run_whose_time_is_over_goes_no_further(tmp_path: Path, clock: Clock) -> None:
+    for former, steps in ((LoopState(3, planned=10), 3), (LoopState(3), 3), (LoopState(), 1)):
+        state = part_of_a_run(tmp_path, 100, end=-5.0).run(former, QUIET, "training")
+        assert state.step == steps
+
+
+def test_the_step_at_which_time_ends_is_no_candidate_for_the_best(tmp_path: Path, clock: Clock) -> None:
+    run = part_of_a_run(tmp_path, 100, evaluations=Evaluations(closeness, 500), end=2.5)
+    state = run.run(LoopState(3, planned=20), QUIET, "training")
+    assert state.step == 6 and not state.scores
+
+
+def test_there_are_as_many_evaluations_wherever_the_schedule_ends(tmp_path: Path, clock: Clock) -> None:
+    run = part_of_a_run(tmp_path, 1_000, evaluations=Evaluations(closeness, count=4), end=16.0)
+    assert [step for step, _ in run.run(LoopState(), QUIET, "training").scores] == [4, 8, 12, 16]
+
+
+def test_what_nothing_goes_on_with_is_finished_when_its_time_is_over(tmp_path: Path, clock: Clock) -> None:
+    console = Console(file=io.StringIO(), width=500)
+    run = part_of_a_run(tmp_path, 100, evaluations=Evaluations(closeness, count=4), end=4.0, goes_on=False)
+    state = run.run(LoopState(), console, "imitation")
+    assert state.is_finished and state.step == 4 and not (tmp_path / BEST).exists()
+    printed = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "imitation: ended by --minutes after step 4 of 100" in printed and "--resume" not in printed
+    again = part_of_a_run(tmp_path, 100, goes_on=False)
+    found = load_checkpoint(tmp_path, again.model, again.optimisers)
+    assert again.run(found, QUIET, "imitation").step == 4
+
+
 def test_of_a_finished_run_the_weights_alone_are_kept(tmp_path: Path) -> None:
     scores = iter([3.0, 1.0])
     run = part_of_a_run(tmp_path, 2, evaluations=Evaluations(lambda _: next(scores), 1))
@@ -264,7 +333,8 @@ def test_a_disk_without_room_is_told_before_the_first_step(tmp_path: Path, monke
     )
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=100))
     with pytest.raises(
-        ConfigError, match=r"has too little room: checkpoints and the result need .* Make room there, or give an OUT"
+        ConfigError,
+        match=r"has too little room: checkpoints, labels and the result need .* Make room there, or give an OUT",
     ):
         part_of_a_run(tmp_path / "full").run(LoopState(), QUIET, "training")
     assert not (tmp_path / "full" / CHECKPOINT).exists()

@@ -17,6 +17,7 @@ from forerun.errors import ConfigError, IncompatibleDrafterError
 from forerun.models import LanguageModel
 from forerun.models.families.table import spec_of
 from forerun.models.loading.configuration import OUTPUT_TOKENS
+from forerun.train.checkpoint import Weights
 from forerun.train.defaults import Pruning
 from forerun.train.draft.prune import (
     check_size,
@@ -28,6 +29,7 @@ from forerun.train.draft.prune import (
     narrow,
     step_parameters,
     switch_off_dropout,
+    target_parameters,
 )
 from tools.lm import Architecture, build_model, train_tokenizer
 
@@ -48,8 +50,8 @@ def drawn() -> tf.LlamaForCausalLM:
     return model.eval()
 
 
-def target_of(vocab_size: int = 300, num_parameters: int = 0) -> LanguageModel:
-    return cast(LanguageModel, SimpleNamespace(vocab_size=vocab_size, num_parameters=num_parameters))
+def target_of(vocab_size: int) -> LanguageModel:
+    return cast(LanguageModel, SimpleNamespace(vocab_size=vocab_size))
 
 
 def passed(_: torch.nn.Module, inputs: tuple[Any, ...], outputs: Any) -> Any:
@@ -210,16 +212,18 @@ def test_a_drafts_size_is_judged_by_what_a_token_costs() -> None:
     inner = tied.num_parameters() - 32_000
     assert step_parameters(tied) == inner + 32_000 and step_parameters(tied, 100) == inner + 3_200
     untied = build_model(sizes, 0, 0)
-    untied.lm_head.weight = torch.nn.Parameter(untied.lm_head.weight.detach().clone())
+    untied.lm_head.weight = torch.nn.Parameter(-untied.lm_head.weight.detach())
     assert step_parameters(untied) == inner + 32_000 and step_parameters(untied, 100) == inner + 3_200
     most = 4 * inner + 4 * 32 * 200
-    check_size(tied, target_of(1000, most), 200)
+    check_size(tied, most, 200)
     with pytest.raises(
         ConfigError, match=rf"more than a quarter of its target's {most:,}.*output_tokens to 200 at most"
     ):
-        check_size(tied, target_of(1000, most), 201)
+        check_size(tied, most, 201)
     with pytest.raises(ConfigError, match=rf"Without its output layer it has {inner:,}: keep fewer layers"):
-        check_size(tied, target_of(1000, inner), 200)
+        check_size(tied, inner, 200)
+    for model in (tied, untied):
+        assert target_parameters(cast(LanguageModel, Weights(model))) == step_parameters(model)
 
 
 def test_a_start_with_other_tokens_is_refused_and_padding_is_none() -> None:

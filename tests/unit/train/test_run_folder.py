@@ -247,7 +247,7 @@ def test_an_interrupt_while_labels_are_made_leaves_whole_shards(
     monkeypatch.setattr(Labels, "of", lambda *_: small_shard())
     with pytest.raises(KeyboardInterrupt):
         small_labels(tmp_path).write(done, 1)
-    assert len(list((tmp_path / "labels").iterdir())) == 5  # of the one that is whole
+    assert len(list((tmp_path / "labels").glob("*.npy"))) == 5  # of the one that is whole
 
 
 @pytest.mark.parametrize("part", ["tokens", "ids", "probabilities", "documents", "wanted"])
@@ -263,3 +263,14 @@ def test_a_damaged_shard_is_refused(tmp_path: Path, part: str, monkeypatch: pyte
         path.write_bytes(content)
         with pytest.raises(ConfigError, match=rf"shard-0000\.{part}\.npy is damaged.*--resume"):
             ShardBatches(labels, 1, 6, 0)
+
+
+def test_what_a_killed_process_was_writing_is_removed(tmp_path: Path) -> None:
+    work = tmp_path / "out.run"
+    pin(work, {"seed": 1})
+    left = [work / "distil" / ".checkpoint.pt.0a1b.tmp", work / "samples" / ".shard-0003.ids.npy.ff.tmp"]
+    for path in left:
+        path.parent.mkdir()
+        path.write_bytes(b"half")
+    with run_in(work, tmp_path / "out", QUIET, resume=True, force=False):
+        assert not any(path.exists() for path in left)

@@ -80,10 +80,10 @@ def pack_answers(
         "held_out": held_out,
         "evaluation": sorted(evaluation),
     }
+    _report_foreign_answers(files, target, name, report)
     former = _former(out, made_from)
     if former is not None:
         return former
-    _report_foreign_answers(files, target, name, report)
     documents = _Documents(files, ChatText(tokenizer, name), prompt_positions, held_out, Overlap(evaluation))
     size = {"window": window, "vocab_size": vocab_size}
     rows = pack(documents.all(), out, **size, made_from=made_from)

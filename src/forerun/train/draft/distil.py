@@ -23,6 +23,7 @@ from forerun.models import LanguageModel, load_model
 from forerun.models.decoders import llama_refusal
 from forerun.models.loading.configuration import MASK_TOKEN
 from forerun.train.accelerator import (
+    MICRO_TOKENS,
     copy_to_device,
     device_of,
     dtype_name,
@@ -30,32 +31,36 @@ from forerun.train.accelerator import (
     products_in,
     training_device,
 )
-from forerun.train.checkpoint import DTYPE, LoopState, Weights, load_best, load_checkpoint, pin, pinned
+from forerun.train.checkpoint import DTYPE, LoopState, Weights, load_best, load_checkpoint, pin, pinned, pinned_weights
 from forerun.train.data.packed import NO_DOCUMENT, PackedShard
-from forerun.train.defaults import DraftTraining, LossName
+from forerun.train.defaults import WARMUP_STEPS, DraftTraining, LossName
 from forerun.train.draft.judge import HeldOutRows
 from forerun.train.draft.parallel import MaskLayout, mask_token_of, set_mask_token
-from forerun.train.draft.prune import check_size, chosen_layers, cut, narrow, switch_off_dropout
+from forerun.train.draft.prune import check_size, chosen_layers, cut, narrow, switch_off_dropout, target_parameters
 from forerun.train.draft.samples import (
     MOST_COLUMNS,
     Labels,
     ShardBatches,
-    check_room,
     frequent_tokens,
     output_tokens_of,
     restrict,
 )
-from forerun.train.evaluate import packed_inputs
+from forerun.train.evaluate import output_rows, packed_inputs
 from forerun.train.heads.target_states import TargetStates
 from forerun.train.loop import Batch, Evaluations, Loop, StageProgress, Workers
 from forerun.train.losses import distillation_loss
+from forerun.train.needs import RunNeeds
 from forerun.train.optim import Optimisers
 from forerun.utils.files import digest
 
 SHARDS = "shards"
 """Key of the number of shards of soft labels that a draft learns from."""
 LAYERS = "layers"
-"""Key of the layers that it keeps."""
+"""Key of the layers that it keeps; in the first stage, of those whose states it imitates."""
+KEPT = "kept"
+"""Key of the layers that it keeps, in the first stage."""
+IMITATION = "imitation"
+DISTILLATION = "distil"
 START = "start"
 """Key of the fingerprint of what it starts from, whose weights that are not trained are in no checkpoint."""
 CALIBRATION = (64, 128)
@@ -65,12 +70,13 @@ OUTPUT_TOKENS_KEPT = 16_384
 IMITATION_SHARE = 1 / 3
 """Share of the tokens, or of the time for training, in which a cut draft learns from what it was cut from."""
 EVALUATIONS = 8
-"""Evaluations of a stage."""
+"""Evaluations of a stage, wherever it ends."""
 NUM_DRAFT_TOKENS = 4
 """Tokens of the chains that are measured, where nobody says how many."""
 IMITATED_ROWS = 96
-"""Packed rows from which it learns then, at most; their states are kept in memory: a gigabyte of eight layers of 896
-numbers."""
+"""Packed rows from which it learns then, at most."""
+_STATES_BYTES = 1 << 30
+"""Their states, which are kept in memory, at most: 140 rows of 512 tokens and eight layers of 896 numbers."""
 _LEAST_VARIANCE = 1e-6
 LOGITS_AT_ONCE = {"cpu": 1 << 25, "cuda": 1 << 29, "mps": 1 << 25}
 """Logits in memory at once, with their gradients; those of more positions are recomputed in the backward pass."""
@@ -117,8 +123,6 @@ class DistillationLoss:
         with products_in(self.dtype, where):
             if llama_refusal(draft.config) is not None:  # it may do more to its logits than one product
                 logits = draft(**inputs, use_cache=False).logits[counted]
-                if self.output_tokens is not None:
-                    logits = logits[:, self.output_tokens.to(where)]
                 return distillation_loss(logits, ids, probs, self.name, variation_share=variation_share)
             hidden = draft.base_model(**inputs, use_cache=False).last_hidden_state[counted]
             return self._of_states(draft, hidden, ids, probs, variation_share)
@@ -127,7 +131,7 @@ class DistillationLoss:
         self, draft: PreTrainedModel, hidden: Tensor, ids: Tensor, probs: Tensor, variation_share: float
     ) -> Tensor:
         """Average over hidden states. hidden: [N, H] after the final norm; ids, probs: [N, k]."""
-        weight, bias = _output_rows(draft, self.output_tokens)
+        weight, bias = output_rows(draft, self.output_tokens)
 
         def total(part: Tensor, part_ids: Tensor, part_probs: Tensor) -> Tensor:
             logits = F.linear(part, weight, bias)
@@ -160,12 +164,14 @@ class ImitationLoss:
         used = documents != NO_DOCUMENT
         used[:, 0] = False
         used[:, 1:] &= documents[:, 1:] == documents[:, :-1]
-        weight, bias = _output_rows(draft, self.output_tokens)
+        weight, bias = output_rows(draft, self.output_tokens)
+        # not no_grad: autocast would keep the layer's cast weights without their gradient
+        of_start_rows = weight.detach(), None if bias is None else bias.detach()
         inputs = packed_inputs(draft, tokens.long(), documents)
         wanted = states[used].float()
 
         def total(part: Tensor, of_start: Tensor) -> Tensor:
-            wanted_probs = F.linear(of_start, weight, bias).float().softmax(-1)
+            wanted_probs = F.linear(of_start, *of_start_rows).float().softmax(-1)
             return F.cross_entropy(F.linear(part, weight, bias).float(), wanted_probs) * len(part)
 
         with products_in(self.dtype, where):
@@ -173,15 +179,6 @@ class ImitationLoss:
             own = torch.stack([each[used].float() for each in found], 1)
             distance = ((own - wanted).square() / wanted.var(0, correction=0).clamp(min=_LEAST_VARIANCE)).mean()
             return distance + _in_parts(total, own[:, -1], wanted[:, -1], columns=2 * len(weight))
-
-
-def _output_rows(draft: PreTrainedModel, tokens: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """Return weight and bias of the output layer, of these tokens alone."""
-    head = draft.get_output_embeddings()
-    if tokens is None:
-        return head.weight, head.bias
-    chosen = tokens.to(head.weight.device)
-    return head.weight[chosen], None if head.bias is None else head.bias[chosen]
 
 
 def _in_parts(total: Callable[..., Tensor], hidden: Tensor, *others: Tensor, columns: int) -> Tensor:
@@ -226,22 +223,30 @@ class StartStates:
     Args:
         start: that one's name, by which it is loaded when states are needed.
         layers: which the states enter, rising; the number of its layers stands for the state after the final norm.
+        width: numbers of a state.
         per_step: rows of a batch.
+
+    Attributes:
+        computing: what computing the states took, as a stage of the run.
     """
 
     def __init__(
         self,
         start: str,
         layers: Sequence[int],
+        width: int,
         rows: PackedShard,
         per_step: int,
         options: DraftTraining,
         console: Console,
     ) -> None:
+        self.computing = LoopState()
         self._start = start
         self._device = training_device(options.device)
         self._layers = layers
-        self._rows = rows.batch(0, min(len(rows), IMITATED_ROWS), options.seed)
+        most = max(1, _STATES_BYTES // (rows.window * len(layers) * width * TargetStates.dtype.itemsize))
+        self._rows = rows.batch(0, min(len(rows), IMITATED_ROWS, most), options.seed)
+        self._width = width
         self._per_step = min(per_step, len(self._rows.tokens))
         self._seed = options.seed
         self._console = console
@@ -254,23 +259,44 @@ class StartStates:
         chosen = order[position * self._per_step :][: self._per_step]
         return self._rows.tokens[chosen, :-1], self._rows.documents[chosen, :-1], self._states[chosen]
 
+    def compute(self) -> None:
+        """Compute the states now, which the first batch would do otherwise: they are no part of the minutes."""
+        self._states  # noqa: B018
+
     @cached_property
     def _states(self) -> Tensor:
         """Compute the states of all rows, [rows, T, layers, H]; 0 where there is no token."""
+        began = time.monotonic()
         states = TargetStates(load_model(self._start, device=self._device), self._layers)
-        found = []
-        done = 0
-        with StageProgress(self._console, "states of the start", len(self._rows.tokens)) as progress:
-            for tokens, documents in zip(self._rows.tokens[:, :-1], self._rows.documents[:, :-1], strict=True):
+        shape = *self._rows.tokens[:, :-1].shape, len(self._layers), self._width
+        found = torch.zeros(shape, dtype=TargetStates.dtype)
+        with StageProgress(self._console, "states of the start", len(found)) as progress:
+            rows = zip(found, self._rows.tokens[:, :-1], self._rows.documents[:, :-1], strict=True)
+            for done, (row, tokens, documents) in enumerate(rows, 1):
                 used = documents != NO_DOCUMENT
                 lengths = torch.unique_consecutive(documents[used], return_counts=True)[1].tolist()
-                of_tokens = states.of(tokens[used], lengths).cpu()
-                row = torch.zeros(len(tokens), *of_tokens.shape[1:], dtype=of_tokens.dtype)
-                row[used] = of_tokens
-                found.append(row)
-                done += len(of_tokens)
-                progress.show(len(found), tokens=done)
-        return torch.stack(found)
+                row[used] = states.of(tokens[used], lengths).cpu()
+                self.computing.tokens += int(used.sum())
+                progress.show(done, tokens=self.computing.tokens)
+        self.computing.seconds = time.monotonic() - began
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedDraft:
+    """A draft after its training.
+
+    Attributes:
+        weights: of the best evaluation.
+        stages: what each took.
+        judge: measures it on rows that it never learnt from.
+        learnt: the rows that it learnt from.
+    """
+
+    weights: PreTrainedModel
+    stages: dict[str, LoopState]
+    judge: HeldOutRows
+    learnt: ShardBatches
 
 
 def train_stages(
@@ -282,63 +308,130 @@ def train_stages(
     dtype: torch.dtype,
     console: Console,
     start: Start,
-) -> tuple[PreTrainedModel, dict[str, LoopState], HeldOutRows]:
-    """Run all stages, each continuing from `run_folder`; return the draft, the state of each, and what judges drafts.
+) -> TrainedDraft:
+    """Run all stages, each continuing from `run_folder`.
 
     Of the options' minutes, half at most are for the target's soft labels: rows without any are left out then.
 
-    Args:
-        dtype: of products.
+    dtype: of products.
 
     Raises:
         ConfigError: the draft is too large, cannot be cut, or `run_folder` is of another run.
     """
     draft = start.weights
-    of_start = target_fingerprint(Weights(draft))
+    of_start = _same_start(run_folder, draft)
     switch_off_dropout(draft)
-    begun = pinned(run_folder / "distil")  # a run that goes on learns the same way from the same rows
+    imitation, distillation = (pinned(run_folder / stage) for stage in (IMITATION, DISTILLATION))
+    # a run that goes on learns the same way from the same rows
     num_layers: int = draft.config.num_hidden_layers
-    kept = _prune(draft, rows, options, begun.list_of(LAYERS, int, None))
+    kept = _prune(draft, rows, options, distillation.list_of(LAYERS, int, imitation.list_of(KEPT, int, None)))
     vocabulary = _vocabulary(draft, target, rows, options)
-    check_size(draft, target, None if vocabulary is None else len(vocabulary))
+    check_size(draft, target_parameters(target), None if vocabulary is None else len(vocabulary))
     if vocabulary is not None:
         restrict(draft, vocabulary)
     if kept is not None:
         console.print(f"layers {', '.join(map(str, kept))} of {num_layers} are kept", highlight=False)
+    _set_trained(draft, tokenizer, rows, options)
+    labels, held_out = _labels(target, rows, run_folder, options, vocabulary, model_vocabulary(draft))
+    judge = HeldOutRows(held_out, options.parallel or NUM_DRAFT_TOKENS, dtype)
+    former = distillation.integer(SHARDS, imitation.integer(SHARDS, 0))
+    run = _Stages(draft, of_start, run_folder, options, dtype, judge, console)
+    run.say_needs(labels.missing_bytes(former or len(labels)) + held_out.missing_bytes(judge.num_shards))
+    states = None
+    if kept is not None:
+        states = run.start_states(start.name, [*kept[1:], num_layers], rows)
+        if SHARDS not in distillation:
+            states.compute()
     end = options.end()
+    half = math.inf if former else _after(0.5, end)
+    shards = _write_labels(labels, held_out, former or len(labels), judge.num_shards, console, half)
+    stages = {"labels": labels.computing()}
+    batches = ShardBatches(labels, shards, options.tokens_per_step, options.seed)
+    if kept is not None and states is not None:
+        facts = {"data": dict(rows.made_from), LAYERS: [*kept[1:], num_layers], KEPT: kept, SHARDS: shards}
+        imitated = run.imitate(states, facts, _after(IMITATION_SHARE, end))
+        stages |= {"states of the start": states.computing, IMITATION: imitated}
+    stages["distillation"] = run.distil(batches, kept, end)
+    return TrainedDraft(draft, stages, judge, batches)
+
+
+def _after(share: float, end: float) -> float:
+    """Return when so much of the time until `end` will be over, on the clock of time.monotonic."""
     now = time.monotonic()
-    size = model_vocabulary(draft)
-    if vocabulary is None and size < target.vocab_size:  # what the target has behind it is padding
-        vocabulary = torch.arange(size)
-    labels = Labels(target, rows, run_folder / "samples", options.top, vocabulary)
-    held_out = Labels(target, rows.held_out(), labels.folder, options.top, vocabulary, "held-out")
-    half = math.inf if SHARDS in begun else now + (end - now) / 2
-    shards = _write_labels(labels, held_out, begun.integer(SHARDS, 0) or len(labels), console, half)
+    return now + share * (end - now)
+
+
+def _labels(
+    target: LanguageModel,
+    rows: PackedShard,
+    run_folder: Path,
+    options: DraftTraining,
+    vocabulary: Tensor | None,
+    size: int,
+) -> tuple[Labels, Labels]:
+    """Return the labels of the rows that are learnt, and of those that are held out.
+
+    size: tokens that the draft has logits of.
+    """
+    if vocabulary is None and size < target.vocab_size and size <= MOST_COLUMNS:
+        vocabulary = torch.arange(size)  # what the target has behind it is padding
+    folder = run_folder / "samples"
+    labels = Labels(target, rows, folder, options.top, vocabulary, size=size)
+    return labels, Labels(target, rows.held_out(), folder, options.top, vocabulary, "held-out", size)
+
+
+def _same_start(run_folder: Path, draft: PreTrainedModel) -> str:
+    """Return the fingerprint of what a draft starts from, as a former run in the folder has pinned it.
+
+    Raises:
+        ConfigError: that one started from other weights.
+    """
+    found = target_fingerprint(Weights(draft))
+    for stage in (IMITATION, DISTILLATION):
+        refusal = f"{run_folder / stage} was started from other weights than those of {draft.name_or_path}."
+        found = pinned_weights(run_folder / stage, START, found, refusal)
+    return found
+
+
+def _set_trained(
+    draft: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, rows: PackedShard, options: DraftTraining
+) -> None:
+    """Set which weights are trained, and the mask token, and move the draft to its device."""
     if options.parallel is not None:
-        set_mask_token(draft, tokenizer, rows)
-    elif mask_token_of(draft) is not None:
-        delattr(draft.config, MASK_TOKEN)  # what it is not trained for any more
-    if options.parallel is None:  # a mask token's embedding is to be learnt
+        set_mask_token(draft, tokenizer, rows)  # its embedding is to be learnt
+    else:
+        if mask_token_of(draft) is not None:
+            delattr(draft.config, MASK_TOKEN)  # what it is not trained for any more
         for module in (draft.get_input_embeddings(), draft.get_output_embeddings()):
             module.requires_grad_(False)
     draft.to(training_device(options.device))
-    judge = HeldOutRows(held_out, options.parallel or NUM_DRAFT_TOKENS)
-    states = {}
-    run = _Stages(draft, of_start, run_folder, options, dtype, judge, console)
-    if kept is not None:
-        quarter = end if end == math.inf else time.monotonic() + IMITATION_SHARE * (end - time.monotonic())
-        states["imitation"] = run.imitate(start.name, [*kept[1:], num_layers], rows, quarter)
-    states["distillation"] = run.distil(ShardBatches(labels, shards, options.tokens_per_step, options.seed), kept, end)
-    return draft, states, judge
 
 
-def _write_labels(labels: Labels, held_out: Labels, shards: int, console: Console, end: float) -> int:
-    """Compute the labels that their folder lacks; return how many shards of the first are there. end: see `Labels`."""
+def _write_labels(labels: Labels, held_out: Labels, shards: int, judged: int, console: Console, end: float) -> int:
+    """Compute the labels that their folder lacks; return how many shards of the first are there.
+
+    Args:
+        judged: shards of the held-out rows.
+        end: see `Labels`.
+    """
     labels.pin()
-    check_room(labels.folder, labels.missing_bytes(shards) + held_out.missing_bytes(len(held_out)))
-    with StageProgress(console, "soft labels", shards + len(held_out), end=end) as progress:
-        held_out.write(lambda done, tokens: progress.show(done, tokens=tokens), len(held_out))
-        return labels.write(lambda done, tokens: progress.show(len(held_out) + done, tokens=tokens), shards, end)
+    there = labels.num_complete(shards) + held_out.num_complete(judged)
+    before = 0
+    with StageProgress(console, "soft labels", shards + judged, there, end=end) as progress:
+
+        def show_judged(done: int, tokens: int) -> None:
+            nonlocal before
+            before = tokens
+            progress.show(max(there, done), tokens=tokens)
+
+        held_out.write(show_judged, judged)
+        found = labels.write(
+            lambda done, tokens: progress.show(max(there, judged + done), tokens=before + tokens), shards, end
+        )
+    if found < len(labels):
+        rows = f"{found * labels.shard_rows:,} of {len(labels.rows):,} rows"
+        console.print(f"{rows} have labels, and are learnt", highlight=False)
+    return found
 
 
 def _prune(
@@ -352,9 +445,12 @@ def _prune(
     count, length = CALIBRATION
     text = rows.batch(0, count, options.seed).tokens[:, :length]
     kept: Sequence[int] | None = None
+    num_layers: int = draft.config.num_hidden_layers
     if pruning.layers is not None:
         kept = former or chosen_layers(draft, pruning.layers, text)
         cut(draft, kept)
+        if len(kept) == num_layers and pruning.width is None:
+            kept = None  # there is nothing to imitate
     if pruning.width is not None:
         narrow(draft, pruning, text)
     return kept
@@ -392,23 +488,51 @@ class _Stages:
     judge: HeldOutRows
     console: Console
 
-    def imitate(self, start: str, layers: Sequence[int], rows: PackedShard, end: float) -> LoopState:
-        """Learn the states of the model that the draft was cut from.
+    def say_needs(self, samples: int) -> None:
+        """Print what the run needs. samples: bytes of labels that are to be written.
 
-        start, layers: as those of `StartStates`. end: as that of `Loop`.
+        Raises:
+            ConfigError: the disk has too little room.
         """
-        options = self.options
-        per_step = max(1, options.tokens_per_step // rows.window)
-        states = StartStates(start, layers, rows, per_step, options, self.console)
+        where = device_of(self.draft)
+        workers = Workers(self.draft, self.options.threads).count
+        tokens = min(self.options.tokens_per_step, MICRO_TOKENS[where.type] * workers)
+        proposed = output_tokens_of(self.draft)
+        columns = model_vocabulary(self.draft) if proposed is None else len(proposed)
+        needs = RunNeeds.of(
+            self.draft,
+            Optimisers(self.draft, self.options.optimisation, self.dtype),
+            self.folder / DISTILLATION,
+            replicas=workers,
+            tokens=tokens,
+            logits=min(columns, LOGITS_AT_ONCE[where.type] * workers // tokens),
+            keeps_best=len(self.judge) > 0,
+            samples=samples,
+        )
+        needs.say(self.folder, self.console, where)
+
+    @property
+    def _imitation_steps(self) -> int:
+        """Return the steps of the first stage."""
+        return max(1, int(IMITATION_SHARE * self.options.tokens) // self.options.tokens_per_step)
+
+    def start_states(self, start: str, layers: Sequence[int], rows: PackedShard) -> StartStates:
+        """Return the batches of the first stage. Arguments as those of `StartStates`."""
+        per_step = max(1, self.options.tokens_per_step // rows.window)
+        width: int = self.draft.config.hidden_size
+        return StartStates(start, layers, width, rows, per_step, self.options, self.console)
+
+    def imitate(self, states: StartStates, facts: dict[str, Any], end: float) -> LoopState:
+        """Learn the states of the model that the draft was cut from. facts: to be pinned. end: as that of `Loop`."""
         losses = ImitationLoss(output_tokens_of(self.draft), self.dtype)
         return self._train(
-            "imitation",
-            {"data": dict(rows.made_from), LAYERS: layers},
-            max(1, int(IMITATION_SHARE * options.tokens) // options.tokens_per_step),
+            IMITATION,
+            facts,
+            self._imitation_steps,
             states.batch,
             lambda model, batch, _: losses.mean(model, batch),
             end,
-            is_over=SHARDS in pinned(self.folder / "distil"),  # which went on from its end
+            is_over=SHARDS in pinned(self.folder / DISTILLATION),  # which went on from its end
         )
 
     def distil(self, batches: ShardBatches, kept: Sequence[int] | None, end: float) -> LoopState:
@@ -428,9 +552,9 @@ class _Stages:
             SHARDS: len(batches.shards),
             LAYERS: kept,
         }
-        share = IMITATION_SHARE if kept is not None else 0.0
-        steps = max(1, int((1 - share) * options.tokens) // options.tokens_per_step)
-        return self._train("distil", facts, steps, batches.batch, loss, end)
+        former = self._imitation_steps if kept is not None else 0
+        steps = max(1, options.tokens // options.tokens_per_step - former)
+        return self._train(DISTILLATION, facts, steps, batches.batch, loss, end)
 
     def _train(
         self,
@@ -448,7 +572,7 @@ class _Stages:
         folder = self.folder / name
         optimisers = Optimisers(self.draft, options.optimisation, self.dtype)
         chosen = {key: asdict(options)[key] for key in ("learning_rate", "tokens_per_step", "pruning")}
-        pin(folder, chosen | facts | {START: self.start, DTYPE: dtype_name(self.dtype)})
+        pin(folder, chosen | facts | {START: self.start, DTYPE: dtype_name(self.dtype)}, later=(KEPT, SHARDS))
         state = load_checkpoint(folder, self.draft, optimisers)
         if is_over and state.step:
             if state.scores and state.best_step < state.step and not state.is_finished:
@@ -463,7 +587,10 @@ class _Stages:
             loss=loss,
             checkpoint_seconds=options.checkpoint_seconds,
             workers=Workers(self.draft, options.threads),
-            evaluations=Evaluations(self.judge.length, max(1, total_steps // EVALUATIONS)) if len(self.judge) else None,
+            evaluations=Evaluations(self.judge.length, count=EVALUATIONS) if len(self.judge) else None,
             end=end,
+            goes_on=name == DISTILLATION,
+            says_needs=False,
+            warmup_steps=WARMUP_STEPS,
         )
         return loop.run(state, self.console, name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cached_property
 from itertools import pairwise
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import PreTrainedModel
 
-from forerun.train.accelerator import copy_to_device, device_of, micro_tokens
+from forerun.train.accelerator import copy_to_device, device_of, micro_tokens, products_in
 from forerun.train.draft.parallel import mask_token_of
 from forerun.train.draft.samples import Labels, ShardBatches, output_tokens_of
 from forerun.train.evaluate import HeldOutAcceptance, acceptance_of, drafted_logits
@@ -26,15 +27,27 @@ class HeldOutRows:
     Args:
         labels: of these rows.
         num_draft_tokens: of the chains.
+        dtype: of products of weights in float32.
     """
 
-    def __init__(self, labels: Labels, num_draft_tokens: int) -> None:
+    def __init__(self, labels: Labels, num_draft_tokens: int, dtype: torch.dtype = torch.float32) -> None:
         self._labels = labels
         self._num_draft_tokens = num_draft_tokens
+        self._dtype = dtype
 
     def __len__(self) -> int:
         """Return the number of rows."""
         return min(len(self._labels.rows), HELD_OUT_ROWS)
+
+    @property
+    def num_shards(self) -> int:
+        """Return the number of shards of their labels."""
+        return self._labels.shards_of(len(self))
+
+    @cached_property
+    def _batches(self) -> ShardBatches:
+        """Read the labels, once they are all there."""
+        return ShardBatches(self._labels, self.num_shards, 1, 0)
 
     def length(self, draft: torch.nn.Module) -> float:
         """Return the mean acceptance length of greedy chains, 1 without rows that are long enough."""
@@ -52,15 +65,17 @@ class HeldOutRows:
         """
         if not len(self):
             return []
-        batches = ShardBatches(self._labels, len(self._labels), 1, 0)
         found: dict[float, list[Tensor]] = {temperature: [] for temperature in temperatures}
         chains = 1 if mask_token_of(draft) is None else self._num_draft_tokens
-        size = max(1, micro_tokens(draft) // (self._labels.rows.window * chains))
-        chosen = batches.rows[:HELD_OUT_ROWS]
+        outputs = output_tokens_of(draft)
+        at_once = micro_tokens(draft, None if outputs is None else len(outputs))
+        size = max(1, at_once // (self._labels.rows.window * chains))
+        chosen = self._batches.rows[:HELD_OUT_ROWS]
         for first in range(0, len(chosen), size):
-            batch = batches.rows_of(chosen[first : first + size])
-            for temperature, agreed in self._agreements(draft, batch, temperatures):
-                found[temperature] += _runs(agreed.cpu(), batch, self._num_draft_tokens)
+            batch = self._batches.rows_of(chosen[first : first + size])
+            with products_in(self._dtype, device_of(draft)):
+                for temperature, agreed in self._agreements(draft, batch, outputs, temperatures):
+                    found[temperature] += _runs(agreed.cpu(), batch, self._num_draft_tokens)
         return [
             each
             for temperature, runs in found.items()
@@ -68,18 +83,15 @@ class HeldOutRows:
         ]
 
     def _agreements(
-        self, draft: PreTrainedModel, batch: Batch, temperatures: tuple[float, ...]
+        self, draft: PreTrainedModel, batch: Batch, outputs: Tensor | None, temperatures: tuple[float, ...]
     ) -> Iterator[tuple[float, Tensor]]:
         """Yield for each temperature how far chains agree with the labels, as `agreement_of` returns it."""
         where = device_of(draft)
         tokens, ids, probs, documents = (copy_to_device(each, where) for each in batch[:4])
-        outputs = output_tokens_of(draft)
         found: dict[float, list[Tensor]] = {temperature: [] for temperature in temperatures}
         inputs = tokens[:, :-1].long(), documents[:, :-1]
-        for place, every in enumerate(drafted_logits(draft, *inputs, self._num_draft_tokens)):
+        for place, every in enumerate(drafted_logits(draft, *inputs, self._num_draft_tokens, outputs=outputs)):
             logits = every[:, : every.shape[1] - place]
-            if outputs is not None:
-                logits = logits[..., outputs.to(where)]
             wanted = ids[:, place:].long()
             for temperature, agreed in found.items():
                 if temperature == 0:
@@ -92,7 +104,8 @@ class HeldOutRows:
 
 
 def _runs(values: Tensor, batch: Batch, longer_than: int) -> list[Tensor]:
-    """Split values [rows, K, window] into runs at consecutive wanted tokens, which answers are."""
+    """Split values [rows, K, window] into runs of consecutive wanted tokens: answers with the end of
+    their prompts."""
     runs = []
     for row, wanted, documents in zip(values, batch[4][:, 1:], batch[3][:, 1:], strict=True):
         breaks = (wanted[1:] != wanted[:-1]) | (documents[1:] != documents[:-1])

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from forerun.drafters.models.heads.fingerprint import Fingerprint, target_fingerprint
 from forerun.errors import ConfigError
 from forerun.models import LanguageModel
 from forerun.models.decoders import llama_refusal
@@ -51,14 +52,23 @@ def step_parameters(model: PreTrainedModel, num_outputs: int | None = None) -> i
     return inner + (len(head) if num_outputs is None else num_outputs) * head.shape[1]
 
 
-def check_size(draft: PreTrainedModel, target: LanguageModel, num_outputs: int | None = None) -> None:
+def target_parameters(target: LanguageModel) -> int:
+    """Count the parameters that a target computes each token with: all but those of an embedding that is not its output
+    layer, too. Of experts, all are counted."""
+    found = Fingerprint.parse(target_fingerprint(target))
+    assert found is not None
+    return target.num_parameters - (0 if found.is_tied else found.vocab_size * found.hidden_size)
+
+
+def check_size(draft: PreTrainedModel, of_target: int, num_outputs: int | None = None) -> None:
     """Refuse a draft whose step costs more than a quarter of its target's, by parameters.
+
+    of_target: as `target_parameters` counts them.
 
     Raises:
         ConfigError: with both sizes, and with what would be small enough.
     """
     parameters = step_parameters(draft, num_outputs)
-    of_target = target.num_parameters
     most = int(MAX_SHARE * of_target)
     if parameters <= most:
         return

@@ -5,11 +5,11 @@ Shards are written whole or not at all and depend on their number alone, so that
 
 from __future__ import annotations
 
+import json
 import math
-import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -21,12 +21,12 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from forerun.drafters.models.heads.fingerprint import same_target, target_fingerprint
+from forerun.drafters.models.heads.fingerprint import target_fingerprint
 from forerun.errors import ConfigError
 from forerun.models import LanguageModel, Rows
 from forerun.models.loading.configuration import OUTPUT_TOKENS
 from forerun.train.accelerator import columns_of, id_type
-from forerun.train.checkpoint import TARGET, pin, pinned
+from forerun.train.checkpoint import METRICS, TARGET, LoopState, pin, pinned, pinned_weights
 from forerun.train.data.packed import PackedBatch, PackedShard
 from forerun.train.draft.parallel import check_family
 from forerun.train.evaluate import TopProbs
@@ -39,6 +39,8 @@ _NO_COLUMN = 0xFFFF
 """A token in 16 bits that the draft does not propose."""
 MOST_COLUMNS = _NO_COLUMN
 """Tokens that a draft can propose with labels of 16 bits."""
+_SHARD_ROWS = "shard_rows"
+"""Key of the rows of a shard, which differ by device; a run keeps its own."""
 SHARD_ROWS = {"cpu": 16, "cuda": 64, "mps": 16}
 """Rows of a shard: what a killed run loses at most is a shard, two minutes of a target of 1.5 B parameters."""
 _ROWS_AT_ONCE = {"cpu": 256, "cuda": 8_192, "mps": 256}
@@ -65,16 +67,6 @@ class Shard:
     probs: TopProbs
     documents: np.ndarray
     wanted: np.ndarray
-
-
-def check_room(folder: Path, needed: int) -> None:
-    """Raise ConfigError where a folder's disk has less room than these bytes."""
-    free = shutil.disk_usage(folder).free
-    if free < needed:
-        raise ConfigError(
-            f"{folder} has too little room: the target's labels take {needed / 1e6:,.0f} MB, {free / 1e6:,.0f} MB are "
-            "free. Make room there, give less data, or give an OUT on another disk."
-        )
 
 
 def frequent_tokens(rows: PackedShard, count: int, size: int, always: Iterable[int]) -> Tensor:
@@ -108,7 +100,8 @@ class Labels:
         rows: whose wanted tokens are learnt.
         folder: of the shards.
         top: tokens of a distribution that are kept.
-        vocabulary: int64, the tokens that the draft can propose, of which ids are columns; None: all.
+        vocabulary: int64, the tokens that the draft can propose, of which ids are columns; None: ids are tokens.
+        size: tokens that the draft has logits of, the first ones; None: all of the target's.
         name: of the shards; those of other rows have another.
     """
 
@@ -118,6 +111,8 @@ class Labels:
     top: int
     vocabulary: Tensor | None = None
     name: str = "shard"
+    size: int | None = None
+    shard_rows: int = field(init=False)
     _columns: NDArray[np.uint16] | None = field(init=False)
 
     def __post_init__(self) -> None:
@@ -131,10 +126,16 @@ class Labels:
             # -1 becomes _NO_COLUMN
             columns = columns_of(self.vocabulary, self.target.vocab_size).numpy().astype(np.uint16)
         object.__setattr__(self, "_columns", columns)
+        usual = SHARD_ROWS[self.target.device.type]
+        object.__setattr__(self, "shard_rows", pinned(self.folder).integer(_SHARD_ROWS, usual, low=1))
 
     def __len__(self) -> int:
         """Return the number of shards of all rows."""
-        return math.ceil(len(self.rows) / SHARD_ROWS[self.target.device.type])
+        return self.shards_of(len(self.rows))
+
+    def shards_of(self, rows: int) -> int:
+        """Return the number of shards of the first rows."""
+        return math.ceil(rows / self.shard_rows)
 
     def pin(self) -> None:
         """Write into the folder what its shards depend on, or compare that with what is there.
@@ -142,23 +143,22 @@ class Labels:
         Raises:
             ConfigError: they are of other rows, of another target, or of another vocabulary.
         """
-        found = target_fingerprint(self.target)
-        former = pinned(self.folder).string(TARGET, found)
-        if not same_target(former, found):
-            raise ConfigError(
-                f"{self.folder} holds labels of another target, whose weights are not these. Give that target, another "
-                "OUT, or --force to begin anew."
-            )
+        refusal = f"{self.folder} holds labels of another target, whose weights are not these."
+        target = pinned_weights(self.folder, TARGET, target_fingerprint(self.target), refusal)
         vocabulary = None if self.vocabulary is None else digest(self.vocabulary.numpy().tobytes())
         made_from = {"packed": dict(self.rows.made_from), "top": self.top, "vocabulary": vocabulary}
-        pin(self.folder, made_from | {TARGET: found})
+        pin(self.folder, made_from | {TARGET: target, _SHARD_ROWS: self.shard_rows}, later=[_SHARD_ROWS])
+
+    def num_complete(self, shards: int) -> int:
+        """Count those of the first shards that are there."""
+        return sum(self.path(number).exists() for number in range(shards))
 
     def missing_bytes(self, shards: int) -> int:
         """Return about how many bytes the first shards take that the folder lacks."""
-        missing = sum(not self.path(number).exists() for number in range(shards))
+        missing = shards - self.num_complete(shards)
         width = self.rows.window + 1
         ids = 4 if self._columns is None else 2
-        rows = min(missing * SHARD_ROWS[self.target.device.type], len(self.rows))
+        rows = min(missing * self.shard_rows, len(self.rows))
         return rows * width * (self.top * (ids + 2) + 9)
 
     def path(self, number: int, part: str = "tokens") -> Path:
@@ -177,12 +177,27 @@ class Labels:
             if not self.path(number).exists():
                 if number and time.monotonic() >= end:
                     return number
-                size = SHARD_ROWS[self.target.device.type]
+                size = self.shard_rows
+                began = time.monotonic()
                 batch = self.rows.rows(list(range(number * size, min((number + 1) * size, len(self.rows)))))
                 self._write(number, self.of(batch))
-                tokens += int((batch.documents >= 0).sum())
+                found = int((batch.documents >= 0).sum())
+                tokens += found
+                entry = {"shard": self.path(number).name, "tokens": found, "seconds": time.monotonic() - began}
+                with (self.folder / METRICS).open("a") as metrics:
+                    metrics.write(json.dumps(entry) + "\n")
             show(number + 1, tokens)
         return shards
+
+    def computing(self) -> LoopState:
+        """Return what computing all that is in the folder took, as a stage of the run."""
+        path = self.folder / METRICS
+        entries = []
+        for line in path.read_text().splitlines() if path.exists() else []:
+            with suppress(ValueError):  # cut short by a kill
+                entries.append(json.loads(line))
+        tokens = sum(int(entry["tokens"]) for entry in entries)
+        return LoopState(tokens=tokens, seconds=sum(float(entry["seconds"]) for entry in entries))
 
     def of(self, batch: PackedBatch) -> Shard:
         """Compute the labels of some rows, with the target's own weights and kernels."""
@@ -276,7 +291,13 @@ class ShardBatches:
         self.rows = [(index, row) for index, shard in enumerate(self.shards) for row in range(len(shard.tokens))]
         self.per_step = min(len(self.rows), max(1, tokens_per_step // labels.rows.window))
         self.seed = seed
-        self._in_columns = labels.vocabulary is not None
+        self._outside = labels.size or labels.target.vocab_size if labels.vocabulary is None else _NO_COLUMN
+
+    def counts(self) -> tuple[int, int, int]:
+        """Return the numbers of documents, of tokens, and of those that are wanted."""
+        documents = sum(int((shard.documents.max(1) + 1).sum()) for shard in self.shards)
+        tokens = sum(int((shard.documents >= 0).sum()) for shard in self.shards)
+        return documents, tokens, sum(int(shard.wanted.sum()) for shard in self.shards)
 
     def batch(self, step: int) -> Batch:
         """Return the batch of step `step`, as `rows_of` makes it of the next rows of this epoch's order."""
@@ -294,8 +315,7 @@ class ShardBatches:
             return torch.from_numpy(np.stack([part(self.shards[index])[row] for index, row in chosen]).astype(kind))
 
         ids = stacked(lambda shard: shard.probs.ids, np.int32)
-        if self._in_columns:
-            ids[ids == _NO_COLUMN] = -1
+        ids[ids >= self._outside] = -1
         return (
             stacked(lambda shard: shard.tokens, np.int32),
             ids,

@@ -13,10 +13,11 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from forerun.drafters.models.heads.config import HeadConfig
+from forerun.drafters.models.heads.fingerprint import target_fingerprint
 from forerun.train.accelerator import copy_to_device, device_of, dtype_name
-from forerun.train.checkpoint import DTYPE, LoopState, load_checkpoint, pin
+from forerun.train.checkpoint import DTYPE, TARGET, LoopState, load_checkpoint, pin, pinned_weights
 from forerun.train.data.packed import NO_DOCUMENT, PackedShard
-from forerun.train.defaults import rate_for_width
+from forerun.train.defaults import WARMUP_STEPS, rate_for_width
 from forerun.train.heads.module import Augmentation, HeadModule, head_rows
 from forerun.train.heads.options import HEAD_OPTIMISATION, BlockTraining, HeadTraining, MedusaTraining
 from forerun.train.heads.start import HeadKind
@@ -33,8 +34,6 @@ STATES = "states"
 """Folder of the target's states that a run keeps for later epochs."""
 RATE = "learning_rate"
 """Key of the peak learning rate, which a run keeps."""
-WARMUP_STEPS = 40
-"""Steps over which the learning rate rises."""
 DROPOUT = 0.1
 """Share of the target's states' elements that are dropped."""
 NOISE = 0.1
@@ -67,7 +66,11 @@ def run_training(
     rate = learning_rate(options, head.config)
     optimisers = Optimisers(head, replace(options.optimisation, adam_lr=rate, warmup=0.0), target.dtype)
     facts = {DTYPE: dtype_name(target.dtype), "data": dict(rows.made_from), "steps": total, RATE: rate}
-    pin(folder, {**pinned_options(options), **facts, "head": asdict(head.config)})
+    found = target_fingerprint(target.inference_target)
+    facts[TARGET] = pinned_weights(
+        folder, TARGET, found, f"{folder} is the run of a head for another target's weights."
+    )
+    pin(folder, {**pinned_options(options), **facts, "head": asdict(head.config)}, later=[TARGET])
     state = load_checkpoint(folder, head, optimisers)
     workers = Workers(head, options.threads)
     kept_in = folder / STATES if options.cached_states else None

@@ -20,7 +20,7 @@ from forerun.models.base import Forward
 from forerun.train.accelerator import columns_of
 from forerun.train.data.packed import NO_DOCUMENT
 from forerun.train.heads.module import Augmentation, HeadRows, document_lengths
-from forerun.utils.files import digest, remove, write_bytes
+from forerun.utils.files import digest, write_bytes
 
 FORWARD_ROWS = {"cpu": 512, "cuda": 8_192, "mps": 512}
 """Rows of documents that are computed together, at most, but for one document of more: as many as give a prompt's full
@@ -138,8 +138,6 @@ class RowStates:
         self._bound = bound
         self._nbytes = 0
         if folder is not None:
-            for path in folder.glob(".row-*.tmp"):  # of a process that was killed
-                remove(path)
             self._nbytes = sum(path.stat().st_size for path in folder.glob("row-*.safetensors"))
 
     def of(self, tokens: Tensor, documents: Tensor) -> Tensor:
