@@ -134,6 +134,7 @@ class Adaptation(Closing, Adapting):
         finally:
             self._started.set()
         while not self._closing.is_set():
+            self._keep_rings(_KEEP_EVERY)
             tenant = self._next()
             if tenant is _NOBODY or not self._waits_for_idle():
                 self._closing.wait(10 * _LOOKS)
