@@ -29,7 +29,7 @@ def test_chance_is_that_of_a_t_distribution() -> None:
         blocks = blocks - 0.5
         found = gain((blocks + t * 0.5 / (LEAST_BLOCKS - 1) ** 0.5).reshape(-1), torch.zeros(LEAST_BLOCKS * BLOCK))
         assert abs(found.mean / found.error - t) < 1e-3
-        assert abs(found.chance / chance - 1) < 0.03
+        assert abs(found.chance / chance - 1) < 0.05
 
 
 def test_equal_ones_are_not_beyond_chance_however_often_one_looks() -> None:
@@ -47,7 +47,7 @@ def test_what_neighbours_have_in_common_counts_once() -> None:
     alone = gain(ours, theirs)
     twice = gain(*(each.view(32, BLOCK).repeat_interleave(2, 0).reshape(-1) for each in (ours, theirs)))
     assert abs(twice.mean - alone.mean) < 1e-9
-    assert twice.error > 0.95 * alone.error
+    assert twice.error > 0.85 * alone.error  # 0.7 if they were others
 
 
 def test_few_positions_decide_nothing() -> None:
