@@ -9,7 +9,7 @@ print(llm.generate("def quicksort(items):", SamplingParams(temperature=0)).text)
 from typing import TYPE_CHECKING, Any
 
 from forerun.drafters.registry import DRAFTERS
-from forerun.utils.deferred import exporting
+from forerun.utils.deferred import HANDED_IN, DeferredModule, exporting
 
 __version__ = "0.1.0"
 
@@ -44,6 +44,8 @@ if TYPE_CHECKING:
         UnsupportedModelError as UnsupportedModelError,
     )
     from forerun.types import Draft as Draft, Sequence as Sequence, Step as Step, Verdict as Verdict
+
+HANDED_IN["adaptation"] = DeferredModule("forerun.adaptation")  # it loads the code of training, which takes seconds
 
 # Names are fetched on first use, so that `forerun --help` and `import forerun.config` need not load torch.
 _HOMES = {

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from forerun.utils.deferred import HANDED_IN
+
 SRC = Path(__file__).parents[2] / "src" / "forerun"
 LAYERS = (
     ("errors", "config", "types", "utils"),
@@ -96,6 +98,10 @@ def test_one_line_finds_the_triton_kernels() -> None:
         assert not any(each.startswith((*TRITON, "triton")) for each in imported), name
         finding += [name] * sum(source.count(f'"{module}') for module in TRITON[:2])
     assert finding == ["forerun.models.decoders"]
+
+
+def test_one_package_is_handed_to_those_below_it() -> None:
+    assert HANDED_IN.keys() == {"adaptation"}
 
 
 def test_what_all_models_that_draft_share_knows_no_kind_of_head() -> None:

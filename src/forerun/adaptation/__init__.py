@@ -1,4 +1,4 @@
-"""Drafters that go on learning while they serve. The engine finds this package by its name, where it is asked to."""
+"""Drafters that go on learning while they serve. The facade hands this package to the engine."""
 
 from __future__ import annotations
 

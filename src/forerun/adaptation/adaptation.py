@@ -19,8 +19,9 @@ from forerun.adaptation.pupil import Progress, Pupil
 from forerun.adaptation.ring import Rings, excerpts_file, read_excerpts
 from forerun.config import AdaptOptions
 from forerun.drafters.base import Adaptable, Drafter
+from forerun.engine.adapting import Adapting
 from forerun.errors import ConfigError, DrafterError, ForerunError
-from forerun.utils.files import Closing, digest, remove, write_bytes
+from forerun.utils.files import Closing, digest, remove, whole_folder, write_bytes
 
 _log = logging.getLogger(__name__)
 ROUND_TOKENS = 512
@@ -30,17 +31,21 @@ _LEAST_IDLE = 0.05
 _LOOKS = 0.02
 """Seconds between two looks for requests."""
 _NICENESS = 19
+_KEEP_EVERY = 60.0
+"""Seconds between two writings of a ring to the disk: what a kill may lose."""
+_MOST_KEPT = 16
+"""Tenants whose folders stay on the disk, those that were written last: salts are chosen by whoever asks."""
 CAN_ADAPT = "an EAGLE head (eagle:model=FOLDER) or a draft model (draft-model:model=NAME)"
 
 
-class Adaptation(Closing):
-    """Lets a bound drafter go on learning from what its target verifies, in a thread of its own.
+class Adaptation(Closing, Adapting):
+    """Lets a bound drafter go on learning from what its target verifies, from `start` on in a thread of its own.
 
     Each tenant has a ring of its own, and a copy of the drafter's tensors that learns from this ring alone.
 
     Args:
         drafter: bound, before its first sequence.
-        is_busy: whether there are requests. Any thread may call it.
+        is_busy: whether there are requests. Any thread may call it, after `start`.
         round_tokens: as ROUND_TOKENS.
 
     Raises:
@@ -63,11 +68,15 @@ class Adaptation(Closing):
         self.rings = Rings(int(options.adapt_memory * 2**20))
         self._pupils: dict[str | None, Pupil] = {}
         self._seen: dict[str | None, int] = {}  # by tenant, tokens that had come when it learnt last
+        self._kept: dict[str | None, tuple[int, float]] = {}  # and when its ring was written last, with the time
         self._adaptable.watch(self.rings, learner.needs)
         self._closing = threading.Event()
         self._started = threading.Event()
         learner.pause = self._waits_for_idle
         self._thread = threading.Thread(target=self._run, name="forerun-adapt", daemon=True)
+
+    def start(self) -> None:
+        """Begin to learn. What was kept drafts from the first request on."""
         self._thread.start()
         self._started.wait()
 
@@ -112,18 +121,20 @@ class Adaptation(Closing):
     def close(self) -> None:
         """End the thread after its present piece of work."""
         self._closing.set()
-        if threading.current_thread() is not self._thread:
+        if self._started.is_set() and threading.current_thread() is not self._thread:
             self._thread.join()
-            for tenant in self.rings.tenants():
-                self._keep_ring(tenant)
+            self._keep_rings(0.0)
 
     # The thread.
 
     def _run(self) -> None:
-        _be_modest()
-        self._restore(None)
-        self._started.set()
+        try:
+            _be_modest()
+            self._restore(None)
+        finally:
+            self._started.set()
         while not self._closing.is_set():
+            self._keep_rings(_KEEP_EVERY)
             tenant = self._next()
             if tenant is _NOBODY or not self._waits_for_idle():
                 self._closing.wait(10 * _LOOKS)
@@ -138,9 +149,9 @@ class Adaptation(Closing):
 
     def _next(self) -> object:
         """Return the tenant of which most has come since it learnt last; _NOBODY if that is not enough. Copies of
-        tenants whose rings are gone are dropped."""
+        tenants whose rings are gone, or have begun anew, are dropped."""
         seen = self.rings.tenants()
-        for tenant in self._pupils.keys() - seen.keys():
+        for tenant in [each for each in self._pupils if seen.get(each, -1) < self._seen.get(each, 0)]:
             del self._pupils[tenant]
             self._seen.pop(tenant, None)
             self._adaptable.swap(tenant, None)
@@ -152,7 +163,7 @@ class Adaptation(Closing):
 
     def _learn(self, tenant: str | None) -> None:
         older, newest = self.rings.split(tenant)
-        self._seen[tenant] = num_seen = self.rings.tenants()[tenant]
+        self._seen[tenant] = num_seen = self.rings.tenants().get(tenant, 0)
         if not older or not newest:
             return
         pupil = self._pupils[tenant]
@@ -168,7 +179,6 @@ class Adaptation(Closing):
                 return
         if swaps != (pupil.progress.swaps, pupil.progress.swaps_back):
             self._keep_copy(tenant, pupil)
-        self._keep_ring(tenant)
 
     # On the disk.
 
@@ -198,23 +208,30 @@ class Adaptation(Closing):
     def _keep_copy(self, tenant: str | None, pupil: Pupil) -> None:
         folder = self._folder(tenant)
         if folder is not None and pupil.serving is not None:
-            with _told(folder):
-                self._write(folder / _COPY, pupil)
+            with _told(folder), whole_folder(folder / _COPY, ConfigError) as fresh:
+                self._write(fresh, pupil)
         elif folder is not None:
             remove(folder / _COPY)
 
-    def _keep_ring(self, tenant: str | None) -> None:
-        folder = self._folder(tenant)
-        if folder is not None:
+    def _keep_rings(self, every: float) -> None:
+        """Write the rings to which something has come since so many seconds."""
+        for tenant, count in self.rings.tenants().items() if self._options.adapt_folder is not None else ():
+            folder = self._folder(tenant)
+            num_kept, kept_at = self._kept.get(tenant, (0, -every))
+            if folder is None or count == num_kept or time.monotonic() < kept_at + every:
+                continue
+            self._kept[tenant] = count, time.monotonic()
             older, newest = self.rings.split(tenant)
             with _told(folder):
                 folder.mkdir(parents=True, exist_ok=True)
                 write_bytes(folder / _RING, excerpts_file([*older, *newest]), error=ConfigError)
+                _forget_oldest(folder.parent)
 
     def _waits_for_idle(self) -> bool:
         """Wait until there has been no request for a moment; return False once this is closed."""
         idle_since = time.monotonic()
         while not self._closing.is_set():
+            self._keep_rings(_KEEP_EVERY)
             if self._is_busy():
                 idle_since = time.monotonic() + _LEAST_IDLE
             elif time.monotonic() >= idle_since:
@@ -241,6 +258,13 @@ def _told(folder: Path) -> Iterator[None]:
         yield
     except (ForerunError, OSError) as error:
         _log.warning("%s: a drafter's learning is not kept, or not taken up: %s", folder, error)
+
+
+def _forget_oldest(folder: Path) -> None:
+    """Remove the folders of tenants beyond _MOST_KEPT, those first whose rings were written first."""
+    rings = sorted(folder.glob(f"tenant-*/{_RING}"), key=lambda each: each.stat().st_mtime)
+    for each in rings[:-_MOST_KEPT]:
+        remove(each.parent)
 
 
 def adaptable_of(drafter: Drafter | None) -> Adaptable:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from forerun.adaptation.judge import ENTERS, LEAVES, gain
+from forerun.adaptation.judge import gain
 from forerun.adaptation.learners import Learner
 from forerun.adaptation.ring import Excerpt
 from forerun.drafters.base import Adaptable
@@ -75,6 +75,8 @@ class Pupil:
         self.progress = Progress(is_adapted=serving is not None)
         self._random = random.Random(0)
         self._since = 0  # tokens that had come when the last round began
+        self._looked = 0  # and when it was judged last
+        self._looks = 0  # judgements of what drafts
         self._begin(original if serving is None else serving)
 
     def _begin(self, tensors: Mapping[str, Tensor]) -> None:
@@ -98,7 +100,9 @@ class Pupil:
         for segments in self._batches(older, new):
             yield from self._step(segments)
         progress.rounds += 1
-        yield from self._judge(newest)
+        if num_seen - self._looked >= sum(each.num_tokens for each in newest):  # none has judged before
+            self._looked = num_seen
+            yield from self._judge(newest)
 
     def _batches(self, older: Seq[Excerpt], new: int) -> Iterator[list[Excerpt]]:
         """Yield the segments of each step: of the newest of these, which hold `new` tokens, and as many of all."""
@@ -144,18 +148,20 @@ class Pupil:
             name: round(1 + float(each.double().mean()), 4) for name, each in found.items() if len(each)
         }
         drafts = found.get("serving", found["original"])
-        if self.serving is not None and gain(found["original"], drafts).exceeds(LEAVES):
+        self._looks += 1
+        if self.serving is not None and gain(found["original"], drafts).is_beyond_chance(self._looks):
             self._swap(None, drafts, found["original"])
-        elif gain(found["copy"], drafts).exceeds(ENTERS):
+        elif gain(found["copy"], drafts).is_beyond_chance(self._looks):
             self._swap(self.tensors(), drafts, found["copy"])
-        elif gain(drafts, found["copy"]).exceeds(LEAVES):
-            self._begin(self._original if self.serving is None else self.serving)  # it has learnt nothing of use
+        elif gain(drafts, found["copy"]).is_beyond_chance(1):  # nothing is swapped: no look is spent
+            self._begin(self._original if self.serving is None else self.serving)
         yield
 
     def _swap(self, tensors: Mapping[str, Tensor] | None, before: Tensor, after: Tensor) -> None:
         progress = self.progress
         self._adaptable.swap(self._tenant, tensors)
         self.serving = tensors
+        self._looks = 0  # another question
         progress.is_adapted = tensors is not None
         progress.swaps += tensors is not None
         progress.swaps_back += tensors is None

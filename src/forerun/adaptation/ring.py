@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Sequence as Seq
+from collections.abc import Iterator, Sequence as Seq
 from dataclasses import dataclass, field
 
 import torch
@@ -87,33 +87,28 @@ class Ring:
 
     Attributes:
         num_seen: tokens that have come so far.
+        nbytes: of all segments.
     """
 
     def __init__(self) -> None:
         self._segments: deque[Excerpt] = deque()
         self.num_seen = 0
-
-    @property
-    def nbytes(self) -> int:
-        """Return the bytes of all segments."""
-        return sum(each.nbytes for each in self._segments)
-
-    @property
-    def num_tokens(self) -> int:
-        """Return the tokens of all segments that are learnt."""
-        return sum(each.num_tokens for each in self._segments)
+        self.nbytes = 0  # counted as they come and go: the engine's thread waits for it
 
     def add(self, segment: Excerpt, most: int) -> None:
         """Add a segment, and forget the oldest ones beyond `most` bytes."""
         self._segments.append(segment)
         self.num_seen += segment.num_tokens
+        self.nbytes += segment.nbytes
         self.trim(most)
 
     def trim(self, most: int) -> None:
         """Forget the oldest segments beyond `most` bytes."""
-        left = self.nbytes
-        while left > most:
-            left -= self._segments.popleft().nbytes
+        while self.nbytes > most:
+            self.nbytes -= self._segments.popleft().nbytes
+
+    def __iter__(self) -> Iterator[Excerpt]:
+        return iter(self._segments)
 
     def split(self) -> tuple[list[Excerpt], list[Excerpt]]:
         """Return the older segments, which may be learnt, and the newest, which judge: in order of time. What has
@@ -133,7 +128,8 @@ class Rings:
     The engine's thread adds, another one reads.
 
     Args:
-        memory: bytes of all rings together; as many for each tenant.
+        memory: bytes of all rings together, divided equally among their tenants. Beside them, each sequence that is
+            computed has at most a segment with its context.
     """
 
     def __init__(self, memory: int) -> None:
@@ -149,9 +145,10 @@ class Rings:
             return sum(each.nbytes for each in self._rings.values())
 
     def restore(self, tenant: str | None, segments: Seq[Excerpt]) -> None:
-        """Begin a tenant's ring with segments that were kept."""
+        """Begin a tenant's ring with segments that were kept: those that have come meanwhile are newer."""
         with self._lock:
-            for segment in segments:
+            newer = self._rings.pop(tenant, ())
+            for segment in (*segments, *newer):
                 self._add(tenant, segment)
 
     def tenants(self) -> dict[str | None, int]:

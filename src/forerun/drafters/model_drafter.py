@@ -58,7 +58,9 @@ class ModelDrafter(Drafter):
         self._kind = kind
         self.drafting_model = drafting_model
         self.growth = growth
-        self._watched: tuple[StepWatcher, Needs] | None = None
+        self._watcher: StepWatcher | None = None
+        self._needs = Needs()  # with a watcher, its own and the model's
+        self._own_layers: list[int] | None = None  # places of the model's own layers; None: it is given all
         self._copies: dict[str | None, ModelDrafter] = {}  # by tenant, what drafts for its sequences from now on
         self._drafted_by: dict[Sequence, ModelDrafter] = {}  # of those that a copy drafts for
 
@@ -71,7 +73,7 @@ class ModelDrafter(Drafter):
 
     @property
     def needs(self) -> Needs:
-        return self.drafting_model.needs if self._watched is None else self.drafting_model.needs | self._watched[1]
+        return self.drafting_model.needs if self._watcher is None else self._needs
 
     @property
     def adaptable(self) -> Adaptable | None:
@@ -80,7 +82,10 @@ class ModelDrafter(Drafter):
 
     def watch(self, watcher: StepWatcher, needs: Needs) -> None:
         """Report what is verified, as `Adaptable.watch` does."""
-        self._watched = watcher, needs
+        own = self.drafting_model.needs
+        self._watcher, self._needs = watcher, own | needs
+        if self._needs != own:
+            self._own_layers = [self._needs.layers.index(layer) for layer in own.layers]
 
     def swap(self, tenant: str | None, bound: BoundModel | None) -> None:
         """Have another model of the same shapes draft for a tenant's sequences, as `Adaptable.swap` does."""
@@ -100,7 +105,7 @@ class ModelDrafter(Drafter):
         return Traits(
             key,
             follows=drafting.follows,
-            can_sleep=self._watched is None,
+            can_sleep=self._watcher is None,
             acceptance=drafting.acceptance,
             continues=self.growth.continues and drafting.has_own_caches and not drafting.reads_states,
         )
@@ -153,9 +158,10 @@ class ModelDrafter(Drafter):
         return drafts
 
     def commit(self, steps: Seq[Step]) -> None:
-        if self._watched is not None:
-            self._watched[0].see(steps)
-            steps = [self._own_part(step) for step in steps]
+        if self._watcher is not None:
+            self._watcher.see(steps)
+            if self._own_layers is not None:
+                steps = [self._own_part(step, self._own_layers) for step in steps]
         if not self._drafted_by:
             self.drafting_model.commit(steps)
             return
@@ -163,13 +169,13 @@ class ModelDrafter(Drafter):
             drafter.drafting_model.commit([steps[place] for place in places])
 
     def stop(self, sequence: Sequence) -> None:
-        if self._watched is not None:
-            self._watched[0].leave(sequence)
+        if self._watcher is not None:
+            self._watcher.leave(sequence)
         self._drafted_by.pop(sequence, self).drafting_model.stop(sequence)
 
     def rewind(self, sequence: Sequence, length: int) -> None:
-        if self._watched is not None:
-            self._watched[0].leave(sequence, length)
+        if self._watcher is not None:
+            self._watcher.leave(sequence, length)
         self._drafted_by.get(sequence, self).drafting_model.rewind(sequence, length)
 
     def _by_drafter(self, sequences: Seq[Sequence]) -> list[tuple[ModelDrafter, list[int]]]:
@@ -180,11 +186,10 @@ class ModelDrafter(Drafter):
             places.setdefault(id(drafter), (drafter, []))[1].append(place)
         return list(places.values())
 
-    def _own_part(self, step: Step) -> Step:
-        """Return a step that is watched as the model itself would have been given it."""
-        own = self.drafting_model.needs
-        layers = [self.needs.layers.index(layer) for layer in own.layers]
-        states = step.states[:, layers] if own.states and step.states is not None else None
+    def _own_part(self, step: Step, layers: list[int]) -> Step:
+        """Return a step that is watched as the model itself would have been given it. layers: places of its own."""
+        states = step.states
+        states = states[:, layers] if self.drafting_model.needs.states and states is not None else None
         outputs = step.hidden_outputs[:, layers] if layers and step.hidden_outputs is not None else None
         return replace(step, states=states, hidden_outputs=outputs)
 

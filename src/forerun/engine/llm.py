@@ -38,7 +38,7 @@ from forerun.drafters import Binding, Drafter, check_drafter_text, chosen_drafte
 from forerun.drafters.build import Drafters, found_for, with_auto
 from forerun.drafters.parse_text import drafter_of_vllm, source_texts, split_spec
 from forerun.drafters.registry import DRAFTERS
-from forerun.engine.adapting import Adapting, start_adapting
+from forerun.engine.adapting import Adapting, new_adapting
 from forerun.engine.chat_template import (
     Message,
     Prompt,
@@ -380,7 +380,7 @@ class LLM(Closing, Hinted):
                 calibrate(self.target, self.drafter)
             self.adapting: Adapting | None = None
             if adapt.adapt:
-                self.adapting = start_adapting(self.drafter, adapt, self._has_work)
+                self.adapting = new_adapting(self.drafter, adapt, self._has_work)
                 opening.callback(self.adapting.close)
             self.engine = Engine(
                 self.target,
@@ -390,6 +390,8 @@ class LLM(Closing, Hinted):
                 bounds_memory=False,
                 remembered=remembered,
             )
+            if self.adapting is not None:
+                self.adapting.start()
             opening.pop_all()
         self.shared = SharedEngine(self.engine)
 

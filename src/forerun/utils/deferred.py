@@ -24,6 +24,10 @@ class DeferredModule:
         return getattr(import_module(self._name), name)
 
 
+HANDED_IN: dict[str, Any] = {}
+"""What a package uses of one that lies above it, by that one's name: the facade, which lies above all, puts it here."""
+
+
 def exporting(package: str, home_of: Mapping[str, str]) -> Callable[[str], Any]:
     """Return the `__getattr__` of a package whose names are imported when they are used (PEP 562).
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,9 @@ from typing import Any
 import pytest
 import torch
 
-from forerun import LLM, Eagle, Suffix
+import forerun.engine.llm
+from forerun import LLM, Eagle, SamplingParams, Sequence, Suffix
+from forerun.adaptation.adaptation import _MOST_KEPT, _forget_oldest
 from forerun.config import AdaptOptions
 from forerun.errors import ConfigError, DrafterError
 from learning_drafters import accepted, learn, noisy
@@ -128,8 +132,14 @@ def test_a_draft_model_learns_in_its_last_layers(
     assert len(names) == 2
     adapting._adaptable.swap(None, adapting._original)
     assert accepted(llm, texts[:6])[0] == pytest.approx(before, abs=0.02)
+    drafter = adapting._adaptable._drafter
+    first = drafter._copies[None].drafting_model
     worse = noisy(adapting._original, 1.0)
     adapting._adaptable.swap(None, worse)
+    models = [drafter.drafting_model, first, drafter._copies[None].drafting_model]
+    sequences = [Sequence(0, [1], 1, SamplingParams(tenant=tenant)) for tenant in (None, "1", "key")]
+    owners = [model._owner(sequence) for model in models for sequence in sequences]
+    assert len({*owners}) == len(owners)
     rate, answers = accepted(llm, texts[:6])
     assert rate < before - 0.2
     assert answers == plain[:6]
@@ -161,6 +171,26 @@ def test_a_draft_model_learns_in_its_last_layers(
 def test_what_cannot_learn_is_told_with_what_can(drafter: Any, said: str) -> None:
     with pytest.raises(DrafterError, match=rf"nothing of {said} can go on learning. Give an EAGLE head .* draft model"):
         LLM("bundled", drafter, adapt=True)
+
+
+def test_nothing_begins_before_there_is_an_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: Any, **__: Any) -> None:
+        assert "forerun-adapt" not in {each.name for each in threading.enumerate()}
+        raise ConfigError("no engine")
+
+    monkeypatch.setattr(forerun.engine.llm, "Engine", fails)
+    with pytest.raises(ConfigError, match="no engine"):
+        LLM("bundled", "eagle", dtype="float32", num_draft_tokens=3, adapt=True)
+
+
+def test_the_folders_of_few_tenants_stay(tmp_path: Path) -> None:
+    for number in range(_MOST_KEPT + 2):
+        ring = tmp_path / f"tenant-{number}" / "ring.safetensors"
+        ring.parent.mkdir()
+        ring.touch()
+        os.utime(ring, (number, number))
+    _forget_oldest(tmp_path)
+    assert {each.name for each in tmp_path.iterdir()} == {f"tenant-{number}" for number in range(2, _MOST_KEPT + 2)}
 
 
 def test_requests_while_it_learns_in_its_thread(damaged: Any, texts: list[str], plain: list[list[int]]) -> None:

@@ -106,6 +106,17 @@ def test_a_sequence_whose_tokens_are_replaced_is_forgotten() -> None:
     assert rings.tenants() == {}
 
 
+def test_what_was_kept_is_older_than_what_has_come_meanwhile() -> None:
+    rings, kept = Rings(1 << 20), Rings(1 << 20)
+    serve(kept, sequence_of(60, 10))
+    serve(rings, sequence_of(60, 10))
+    old, new = [[*older, *newest] for older, newest in (kept.split(None), rings.split(None))]
+    rings.restore(None, old)
+    older, newest = rings.split(None)
+    assert [*older, *newest] == [*old, *new]
+    assert rings.tenants() == {None: 100}
+
+
 def test_what_is_kept_on_disk_is_the_same_and_damage_is_told() -> None:
     rings = Rings(1 << 20)
     serve(rings, sequence_of(300, 10))

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence as Seq
 from copy import copy
 from dataclasses import dataclass, field, replace
-from itertools import compress
+from itertools import compress, count
 from typing import Generic, Protocol, Self, TypeVar
 
 from torch import Tensor
@@ -73,6 +73,7 @@ class Learnable(Protocol):
         """Return the model with these tensors, on the same pages. Any thread may call this."""
 
 
+_OTHER_WEIGHTS = count(1)
 State = TypeVar("State", bound=DraftState)
 
 
@@ -117,6 +118,7 @@ class DraftingModel(Generic[State]):
         self.given: tuple[BoundModel, Binding]
         self._vocabulary: DraftVocabulary | None = None
         self._reported = False
+        self._weights: int | None = None  # the number of a copy's, which others' pages do not fit
         self._prefill_policy = PrefillPolicy(is_cheap=self.reads_states)  # a head has a layer or a few
 
     @property
@@ -196,6 +198,7 @@ class DraftingModel(Generic[State]):
         """Return the same for another model of the same shapes, with no sequence."""
         made = copy(self)
         made.states = {}
+        made._weights = next(_OTHER_WEIGHTS)
         made._prefill_policy = PrefillPolicy(is_cheap=self.reads_states)
         made.use(bound, self.given[1])
         return made
@@ -251,7 +254,12 @@ class DraftingModel(Generic[State]):
     def adopt_prefix(self, state: State) -> None:
         """Adopt what was computed for other requests into a new cache."""
         sequence = state.sequence
-        state.num_published = state.cache.adopt(self.prefix_ids(sequence), sequence.params.tenant)
+        state.num_published = state.cache.adopt(self.prefix_ids(sequence), self._owner(sequence))
+
+    def _owner(self, sequence: Sequence) -> str | None:
+        """Return whose pages a sequence adopts: its tenant's, of those that this model's weights have computed."""
+        tenant = sequence.params.tenant
+        return tenant if self._weights is None else f"\n{self._weights}\n{tenant or ''}"
 
     def prefix_ids(self, sequence: Sequence) -> list[int]:
         """Return what a cache that holds the whole sequence contains, position by position."""
@@ -260,7 +268,7 @@ class DraftingModel(Generic[State]):
     def _publish(self, state: State) -> None:
         """Publish for adoption by others the whole pages that have been computed since."""
         if self.has_own_caches and self._prefix_reuse and state.may_publish():
-            state.publish(self.prefix_ids(state.sequence))
+            state.publish(self.prefix_ids(state.sequence), self._owner(state.sequence))
 
     # How it is fed.
 

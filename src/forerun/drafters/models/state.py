@@ -101,11 +101,11 @@ class DraftState:
         most = len(self.sequence.token_ids) - self.shift - 1
         return min(self.cache.length, most) - self.num_published >= PAGE
 
-    def publish(self, token_ids: list[int]) -> None:
-        """Publish for adoption by others what has been computed of committed tokens. token_ids: what the model was fed
-        for them."""
+    def publish(self, token_ids: list[int], owner: str | None) -> None:
+        """Publish for adoption by others of the same owner what has been computed of committed tokens. token_ids: what
+        the model was fed for them."""
         self.num_published = min(self.cache.length, len(token_ids) - 1) // PAGE * PAGE
-        self.cache.publish(token_ids[: self.num_published], self.sequence.params.tenant)
+        self.cache.publish(token_ids[: self.num_published], owner)
 
     def drop(self, keep: int = 0) -> None:
         """Drop the rows fed since the last commit, but for the first `keep` of them."""
