@@ -52,7 +52,7 @@ def test_wrong_options_and_files_are_errors(tmp_path: Path) -> None:
         LLM("bundled", "suffix", remember_size=1)
     with pytest.raises(ConfigError, match=r"remember_size is 0\.01"):
         LLM("bundled", "suffix", remember=path, remember_size=0.01)
-    with pytest.raises(ConfigError, match="remember '.' cannot be used"):
+    with pytest.raises(ConfigError, match=r"remember '\.' cannot be used"):
         LLM("bundled", "suffix", remember="")
     with LLM("bundled", "suffix", remember=path) as llm:
         with pytest.raises(ConfigError, match="in use by another process"):

@@ -127,7 +127,7 @@ def test_a_write_that_is_cut_short_at_a_turn_mixes_no_tenants(
                 file.append(TWO, [7_000] * length)
         assert file.forgotten == {ONE}
         for _ in range(2):
-            assert [ids[0] for tenant, ids in content(file) if tenant == ONE][0] == 3 + 2 * (length // 1000)
+            assert next(ids[0] for tenant, ids in content(file) if tenant == ONE) == 3 + 2 * (length // 1000)
             assert all({*ids} == {7_000} for tenant, ids in content(file) if tenant == TWO)
             file.append(TWO, [7_000])
         assert content(file)[-2:] == [(TWO, [7_000])] * 2
@@ -267,7 +267,7 @@ def test_who_names_no_tenant_is_nobody_else_and_files_hash_names_differently(tmp
 
 @pytest.mark.parametrize("name", ["", "/", "a\0b"])
 def test_what_names_no_file_is_an_error(name: str) -> None:
-    with pytest.raises(ConfigError, match="remember .* cannot be"):
+    with pytest.raises(ConfigError, match=r"remember .* cannot be"):
         opened(Path(name))
 
 
