@@ -98,7 +98,7 @@ class RememberedText(Closing):
         header = self._file.header
         most = header.num_bytes // header.token_bytes
         _memory_log.info(
-            "remember %s: %s tokens of answers, at most %s, which take %.0f MiB, and %.0f MiB more while they are sorted",
+            "remember %s: %s tokens of answers, at most %s, which take %.0f MiB, and %.0f more while sorted",
             *(path, f"{self._file.num_tokens:,}", f"{most:,}"),
             *(most * SortedAnswers.bytes_of_token(header.token_bytes) / MIB, most * _SORTING_BYTES / MIB),
         )
