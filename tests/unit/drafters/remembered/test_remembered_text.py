@@ -176,7 +176,7 @@ def test_what_is_asked_and_said_while_another_is_sorted_comes_after_it(
         for number in range(3):
             text.write([number, *ANSWER], 0, f"key {number}")
     monkeypatch.setattr(remembered_text, "_MOST_TENANTS", 2)
-    sort = remembered_text.SortedAnswers
+    sort = SortedAnswers
     begun = threading.Semaphore(0)
     goes_on = threading.Semaphore(0)
 

@@ -127,6 +127,8 @@ class AnswerFile(Closing):
         self.path = path
         self.forgotten: set[bytes] = set()
         self._vocab_size = vocab_size
+        self._segment = 0  # where the next record is to stand: `_scan`
+        self._at = 0
         self._closing = ExitStack()
         try:
             with ExitStack() as opening:
