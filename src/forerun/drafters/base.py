@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence as Seq
+from collections.abc import Callable, Iterable, Mapping, Sequence as Seq
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -150,14 +150,15 @@ class Binding:
         tokenizer: the target's; None if it has none.
         seed: for the draws of the drafter; never the seed of the engine's noise, which must be independent.
         prefix_reuse: whether models that draft may take over what they computed for other requests of the same tenant.
-        remembered: the target's answers of the past, of which what copies may copy; None: none are kept.
+        remembered: opens the target's answers of the past, of which what copies may copy, the first time; returns None
+            where none are kept.
     """
 
     target: LanguageModel
     tokenizer: Any = None
     seed: int | None = None
     prefix_reuse: bool = True
-    remembered: RememberedText | None = None
+    remembered: Callable[[], RememberedText | None] = lambda: None
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from forerun.engine.results import StepOutput, StepStats
 from forerun.engine.sequence import Request, SequenceState, new_state
 from forerun.engine.step import StepLoop
 from forerun.engine.text import NO_STOPS, StopStrings, TokenTexts
-from forerun.errors import DeviceError, InterruptedRequestError
+from forerun.errors import ConfigError, DeviceError, InterruptedRequestError
 from forerun.models import LanguageModel
 from forerun.sampling import SequenceConstraint
 from forerun.sampling.grammar import Grammars
@@ -85,13 +85,14 @@ class Engine:
         policy: decides how much is drafted, and keeps the drafter at K = 0; None: as `config` says.
         bounds_memory: bound the pools of target and drafter (`bound_memory`); False: that is done, or is to be.
         clock: seconds, by which the scheduler learns how long steps take.
-        remembered: keeps the answers, and is closed with the engine.
+        remembered: keeps the answers, and is closed with the engine; `LLM` opens it.
 
     Attributes:
         outputs: the outputs of the steps, until the caller takes them from the front.
         scheduler: the sequences, waiting and running.
         faults: whether the device has failed, so that nothing can be computed any more.
         memory: the sequences' caches.
+        remembered: the answers of the past; None: none are kept.
         grammars: the requests' grammars, prepared. Preparing takes up to a second, and any thread may do it before.
     """
 
@@ -112,6 +113,10 @@ class Engine:
         self.target = target
         self.drafter = drafter
         self.config = config or EngineConfig()
+        if self.config.remember is not None and remembered is None:
+            raise ConfigError(
+                f"remember is {self.config.remember!r}, but Engine opens no file of answers. Give LLM(remember=...)."
+            )
         if self.config.acceptance is not None:
             verification.check_acceptance(self.config.acceptance)
         self.tokenizer = tokenizer
@@ -123,7 +128,7 @@ class Engine:
         # K = 0 is plain decoding, without the drafter. An explicit policy decides for itself, and keeps the drafter.
         drafting = drafter if self.config.num_draft_tokens or policy is not None else None
         self._loop = StepLoop(target, drafting, self.config, policy, self.memory, self._texts, clock, remembered)
-        self._remembered = remembered
+        self.remembered = remembered
         self.scheduler, self.outputs, self.faults = self._loop.scheduler, self._loop.outputs, self._loop.faults
         self._ids = itertools.count()
         self._ending: list[SequenceState] = []  # sequences that are to leave before they are finished
@@ -288,8 +293,8 @@ class Engine:
             self._loop.under_way, self._ending = [], []
             self.outputs.clear()
         self.memory.close()
-        if self._remembered is not None:
-            self._remembered.close()
+        if self.remembered is not None:
+            self.remembered.close()
 
     def _recover(self, error: Exception | None = None) -> None:
         """End the sequences that are to end. After an interrupted step, roll its sequences back, or end them, first.

@@ -367,12 +367,20 @@ class LLM(Closing, Hinted):
         """Make the drafter and the engine. given: what `chosen` was made of. takes_written: a K that the drafter's text
         has is the engine's."""
         with ExitStack() as opening:
-            remembered = None
-            if config.remember is not None:
-                remembered = opening.enter_context(self._open_remembered(config.remember, config, chosen))
+            file = config.remember
+            size = config.remember_size
+            opened: list[RememberedText] = []
+
+            def remembered() -> RememberedText | None:
+                if file is not None and not opened:
+                    opened.append(opening.enter_context(self._open_remembered(file, size)))
+                return opened[0] if opened else None
+
+            if file is not None and config.num_draft_tokens == 0:
+                raise ConfigError(_no_reader(file, None))
             config = self._bind_drafter(chosen, given, config, takes_written, remembered)
-            if remembered is not None and not remembered.is_read:
-                raise ConfigError(_no_reader(config.remember, self.drafter_name))
+            if file is not None and not opened:  # nor made, nor written anew
+                raise ConfigError(_no_reader(file, self.drafter_name))
             bound_memory(self.target, self.drafter, config, max_model_len)
             if reason := self.target.context_reason:
                 _log.info("contexts up to %s tokens: %s", f"{self.target.context_length:,}", reason)
@@ -388,21 +396,19 @@ class LLM(Closing, Hinted):
                 tokenizer=self.tokenizer,
                 config=config,
                 bounds_memory=False,
-                remembered=remembered,
+                remembered=opened[0] if opened else None,
             )
             if self.adapting is not None:
                 self.adapting.start()
             opening.pop_all()
         self.shared = SharedEngine(self.engine)
 
-    def _open_remembered(self, file: str, config: EngineConfig, chosen: Chosen) -> RememberedText:
-        """Open the file of answers. Raises ConfigError as `RememberedText`, and where nothing is drafted."""
+    def _open_remembered(self, file: str, mib: float | None) -> RememberedText:
+        """Open the file of answers. mib: as `remember_size`. Raises ConfigError as `RememberedText`."""
         from forerun.drafters.lookup.remembered.remembered_text import RememberedText
         from forerun.utils.vocabulary import fingerprint
 
-        if chosen is None or config.num_draft_tokens == 0:
-            raise ConfigError(_no_reader(file, None))
-        size = None if config.remember_size is None else int(config.remember_size * MIB)
+        size = None if mib is None else int(mib * MIB)
         return RememberedText(
             Path(file),
             size,
@@ -417,7 +423,7 @@ class LLM(Closing, Hinted):
         given: Drafters,
         config: EngineConfig,
         takes_written: bool,
-        remembered: RememberedText | None,
+        remembered: Callable[[], RememberedText | None],
     ) -> EngineConfig:
         """Make the drafter and bind it to the target. Returns the options with the K that its text has, if any."""
         self.drafter: Drafter | None = None

@@ -481,10 +481,10 @@ class StepLoop:
             output = state.result(self._texts) if state.error is None else state.failure(state.error)
         except Exception as error:  # of a tokenizer that cannot decode it
             output = state.failure(error)
-        if self._remembered is not None and state.error is None:
-            self._remembered.write(state.sequence.token_ids, state.sequence.num_prompt, state.sequence.params.tenant)
         # in one line, between whose parts no interrupt can come
         state.has_left = self.outputs.append(output) is None  # type: ignore[func-returns-value]
+        if self._remembered is not None and state.error is None:  # last, so that it is written once at most
+            self._remembered.write(state.sequence.token_ids, state.sequence.num_prompt, state.sequence.params.tenant)
 
     def release(self, state: SequenceState) -> None:
         """Free all that the sequence holds; its published pages stay adoptable."""

@@ -205,9 +205,8 @@ class Suffix(CopyDrafter):
         return Traits(("Suffix", *reads), estimates=True, can_sleep=True)
 
     def bind(self, binding: Binding) -> None:
-        self._remembered = binding.remembered
+        self._remembered = binding.remembered()
         if self._remembered is not None:
-            self._remembered.is_read = True
             remembered = [rate * factor for rate in COPY_RATES for factor in SHARE_FACTORS]
             self._rates = Rates((*COPY_RATES, *remembered))
 
@@ -237,8 +236,6 @@ class Suffix(CopyDrafter):
     def reset(self) -> None:
         if self._tenants is not None:
             self._tenants = Tenants(self._max_shared_tokens)
-        if self._remembered is not None:
-            self._remembered.reset()
 
     def _copy(self, sequence: Sequence, count: int) -> tuple[list[int], list[int]]:
         self._read(sequence, len(sequence.token_ids))

@@ -9,31 +9,37 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from itertools import islice
 from pathlib import Path
 
-from forerun.drafters.lookup.remembered.answer_file import TENANT_BYTES, AnswerFile
+from forerun.config import MEMORY_LOG
+from forerun.drafters.lookup.remembered.answer_file import NUM_SEGMENTS, AnswerFile
 from forerun.drafters.lookup.remembered.sorted_answers import MOST_MATCH, CountedCopy, SortedAnswers
 from forerun.drafters.lookup.suffix_automaton import ROOT, SuffixAutomaton, SuffixPosition
-from forerun.utils.files import Closing, digest
+from forerun.utils.files import Closing
+from forerun.utils.machine import MIB
 
 _log = logging.getLogger(__name__)
+_memory_log = logging.getLogger(MEMORY_LOG)
 CONTEXT_TOKENS = MOST_MATCH
 """Tokens of a prompt's end that are kept before the answer, by which its beginning is found."""
 _MOST_NEW = 65_536
-"""Tokens in automata, after which all is sorted anew; and what is sorted while the file is opened."""
+"""Tokens in automata, after which all is sorted anew, or as large a part of what is sorted as is forgotten at once."""
+_DROPPED = 2
+"""Where sorting fails, automata are dropped at so many times as many tokens."""
 _MOST_TENANTS = 256
 """Tenants whose answers are in memory, the last ones; those of others are sorted when they ask again."""
 _PAUSE = 60.0
-"""Seconds without writing after it has failed."""
+"""Seconds without writing, or without sorting, after it has failed."""
 _NICENESS = 19
 _MOST_SECONDS = 10.0
 """That `settle` waits for sorting."""
+_SORTING_BYTES = 40
+"""Bytes of memory that sorting takes for each token."""
 
 
 class _Closed(Exception):
@@ -46,19 +52,24 @@ class TenantText:
     Attributes:
         old: those that are sorted; None if there are none.
         new: those since.
+        since: those since their sorting began, while they are sorted.
     """
 
-    __slots__ = ("new", "num_new", "old")
+    __slots__ = ("new", "old", "since")
 
     def __init__(self) -> None:
         self.old: SortedAnswers | None = None
         self.new = SuffixAutomaton()
+        self.since: list[list[int]] | None = None
 
-    def add(self, token_ids: Iterable[int]) -> None:
-        """Add an answer to the new ones."""
-        end = ROOT
-        for token in token_ids:
-            end = self.new.add(end, token)
+    def add(self, token_ids: list[int]) -> None:
+        """Add an answer to the new ones. If this is interrupted, none is left that is half added."""
+        new = self.new
+        self.new = SuffixAutomaton()
+        _add(new, token_ids)
+        if self.since is not None:
+            self.since.append(token_ids)
+        self.new = new
 
 
 class RememberedText(Closing):
@@ -68,9 +79,6 @@ class RememberedText(Closing):
         path: the file. num_bytes: that it takes; None: as many as it has, else `default_bytes`.
         vocab_size, fingerprint: of the target's tokenizer.
 
-    Attributes:
-        is_read: a drafter has asked for it.
-
     Raises:
         ConfigError: as `AnswerFile`.
     """
@@ -78,142 +86,163 @@ class RememberedText(Closing):
     def __init__(
         self, path: Path, num_bytes: int | None, vocab_size: int, fingerprint: str, *, default_bytes: int
     ) -> None:
-        self.is_read = False
         self._file = AnswerFile(path, num_bytes, vocab_size, fingerprint, default_bytes=default_bytes)
-        self._tenants: dict[bytes, TenantText] = {}
-        self._new: list[tuple[int, bytes, list[int]]] = []  # number, tenant and tokens of the answers in automata
-        self._due: set[bytes] = set()  # tenants who ask, or of whom something is forgotten since it was sorted
+        self._tenants: dict[bytes, TenantText] = {}  # those of the newest answers last
+        self._due = dict.fromkeys(self._file.tenants())  # of whom something is written, forgotten, or asked for since
         self._lock = threading.Lock()  # of all these, against the thread that sorts
-        self._sorter = ThreadPoolExecutor(1, "remember", _lower_priority)
-        self._is_sorting = False
+        self._sorter: threading.Thread | None = None
+        self._is_asked = False  # to sort
         self._is_closed = False
-        self._resumes = 0.0  # when writing is tried again
-        stored = [each for segment in self._file.stored for each in segment]
-        self._known = dict.fromkeys(each.tenant for each in reversed(stored))  # tenants of the file, and perhaps more
-        self._due.update(islice(self._known, _MOST_TENANTS))
-        if self._file.num_tokens <= _MOST_NEW:
-            self._sort()
-        else:
-            self._sort_soon()
-        _log.info("remember %s: %s answers, %s tokens", path, f"{len(stored):,}", f"{self._file.num_tokens:,}")
-
-    @property
-    def nbytes(self) -> int:
-        """Return the bytes in memory."""
+        self._writes_again = 0.0  # when that is tried again
+        self._sorts_again = 0.0
+        header = self._file.header
+        most = header.num_bytes // header.token_bytes
+        _memory_log.info(
+            "remember %s: %s tokens of answers, at most %s, which take %.0f MiB, and %.0f more while sorted",
+            *(path, f"{self._file.num_tokens:,}", f"{most:,}"),
+            *(most * SortedAnswers.bytes_of_token(header.token_bytes) / MIB, most * _SORTING_BYTES / MIB),
+        )
         with self._lock:
-            texts = list(self._tenants.values())
-        return sum(text.new.nbytes + (0 if text.old is None else text.old.nbytes) for text in texts)
-
-    def of(self, tenant: str | None) -> TenantText | None:
-        """Return what is remembered for a tenant, or for all requests that name none; None if nothing is."""
-        return self._tenants.get(_name(tenant))
+            self._sort_soon()
+        if self._file.num_tokens <= _MOST_NEW:
+            self.settle()
 
     def position(self, tenant: str | None) -> RememberedPosition:
-        """Return the position of a new sequence of this tenant."""
-        name = _name(tenant)
-        if name not in self._tenants and name in self._known:
+        """Return the position of a new sequence of this tenant, or of one that names none."""
+        name = self._file.header.hashed(tenant)
+        if name not in self._tenants and any(name in held for held in self._file.segments):
             with self._lock:
-                self._due.add(name)
-            self._sort_soon()
-        return RememberedPosition(self, tenant)
+                self._due[name] = None
+                self._sort_soon()
+        return RememberedPosition(self._tenants, name)
 
     def write(self, token_ids: Sequence[int], num_prompt: int, tenant: str | None) -> None:
         """Remember an answer, and the end of its prompt. What cannot be written is a line in the log.
 
         token_ids: of both; num_prompt: those of the prompt.
         """
-        if self._is_closed or len(token_ids) == num_prompt or time.monotonic() < self._resumes:
+        if len(token_ids) == num_prompt or time.monotonic() < self._writes_again:
             return
-        token_ids = list(token_ids[max(num_prompt - CONTEXT_TOKENS, 0) :])
-        name = _name(tenant)
-        with self._lock:
-            try:
-                if not self._file.is_whole:
-                    raise OSError(0, "it was cut short while it was in use")
-                forgotten = self._file.append(name, token_ids)
-            except OSError as failure:
-                self._resumes = time.monotonic() + _PAUSE
-                _log.warning(
-                    "Answers are not remembered for %.0f seconds: %s cannot be written: %s.",
-                    *(_PAUSE, self._file.path, failure.strerror or failure),
-                )
-                return
-            self._due.update(each.tenant for each in forgotten if each.tenant in self._tenants)
-            self._known[name] = None
-            self._new.append((self._file.stored[-1][-1].number, name, token_ids))
-            text = self._tenants.pop(name) if name in self._tenants else TenantText()
-            self._tenants[name] = text  # the last one in their order
-            text.add(token_ids)
-            is_due = bool(forgotten) or sum(len(each) for _, _, each in self._new) > _MOST_NEW
-        if is_due:
-            self._sort_soon()
-
-    def reset(self) -> None:
-        """Drop what an interrupted `write` may have left half written; it is sorted instead."""
-        with self._lock:
-            for _, name, _ in self._new:
-                self._tenants.setdefault(name, TenantText()).new = SuffixAutomaton()
-        self._sort_soon()
+        try:
+            with self._lock:
+                self._add(self._file.header.hashed(tenant), list(token_ids[max(num_prompt - CONTEXT_TOKENS, 0) :]))
+        except Exception as failure:  # of no memory, or of a file that is closed, too: requests go on
+            self._writes_again = time.monotonic() + _PAUSE
+            _log.warning(
+                "Answers are not remembered for %.0f seconds: %s cannot be written: %s.",
+                *(_PAUSE, self._file.path, _reason(failure)),
+            )
 
     def settle(self) -> None:
         """Wait until what is to be sorted is, for some seconds at most."""
-        with suppress(TimeoutError, RuntimeError):
-            self._sorter.submit(int).result(_MOST_SECONDS)
+        if (sorter := self._sorter) is not None:
+            sorter.join(_MOST_SECONDS)
 
     def close(self) -> None:
         """Close the file, and let other processes open it. Nothing is remembered any more."""
         self._is_closed = True
-        self._sorter.shutdown()
         self._file.close()
 
+    def _add(self, name: bytes, token_ids: list[int]) -> None:
+        """Write an answer, and add it to those of its tenant. `_lock` is held."""
+        self._due[name] = None
+        forgotten = self._file.forgotten
+        try:
+            self._file.append(name, token_ids)
+        finally:
+            is_due = self._is_asked or bool(forgotten)
+            self._due.update(dict.fromkeys(forgotten & self._tenants.keys()))
+            forgotten.clear()
+        self._kept(name, is_newest=True).add(token_ids)
+        texts = self._tenants.values()
+        num_new = sum(text.new.num_tokens for text in texts)
+        num_old = sum(text.old.num_tokens for text in texts if text.old is not None)
+        most = max(_MOST_NEW, num_old // NUM_SEGMENTS)
+        if num_new > _DROPPED * most:
+            for text in texts:
+                text.new = SuffixAutomaton()
+                text.since = None if text.since is None else []
+        if is_due or num_new > most:
+            self._sort_soon()
+
+    def _kept(self, name: bytes, *, is_newest: bool = False) -> TenantText:
+        """Return the text of a tenant, and drop those of whom there was no answer for longest. `_lock` is held."""
+        text = self._tenants.get(name) or TenantText()
+        if is_newest:
+            self._tenants.pop(name, None)
+        self._tenants[name] = text
+        while len(self._tenants) > _MOST_TENANTS:
+            del self._tenants[next(iter(self._tenants))]
+        return text
+
     def _sort_soon(self) -> None:
-        """Sort in the other thread, unless it is about to."""
-        if not self._is_sorting:
-            with suppress(RuntimeError):  # Python ends, and takes no more work
-                self._is_sorting = True
-                self._sorter.submit(self._sort_behind)
+        """Sort in the other thread. `_lock` is held."""
+        self._is_asked = True
+        if self._sorter is None and time.monotonic() >= self._sorts_again:
+            sorter = threading.Thread(target=self._sort_behind, name="remember", daemon=True)
+            with suppress(RuntimeError):  # Python ends, or there are too many
+                sorter.start()
+                self._sorter = sorter
 
     def _sort_behind(self) -> None:
-        try:
-            self._sort()
-        except _Closed:
-            pass
-        except Exception as error:  # of no memory, too: then what was sorted before stays
-            _log.warning("What is remembered is not sorted: %s", error)
-        finally:
-            self._is_sorting = False
+        _lower_priority()
+        while True:
+            with self._lock:
+                if self._is_closed or not self._is_asked or time.monotonic() < self._sorts_again:
+                    self._sorter = None
+                    return
+                self._is_asked = False
+            try:
+                self._sort()
+            except _Closed:
+                pass
+            except Exception as error:  # of no memory, too: then what was sorted before stays
+                with self._lock:
+                    self._is_asked = True
+                    self._sorts_again = time.monotonic() + _PAUSE
+                _log.warning("What is remembered is not sorted: %s.", _reason(error))
 
     def _sort(self) -> None:
-        """Sort the answers of each tenant of which some are new or forgotten, and of those who ask again."""
+        """Sort the answers of the last tenants of whom some are new or forgotten, or who ask again."""
         with self._lock:
-            changed = self._due | {name for _, name, _ in self._new}
-            self._due = set()
-            if not self._file.is_whole:
-                return
-            last = max((number for number, _, _ in self._new), default=0)
+            names = list(self._due)[-_MOST_TENANTS:]
+            self._due = {}
+            texts = {name: self._kept(name) for name in names}
+            for text in texts.values():
+                text.since = []
+            end = self._file.number
+        try:
             answers: dict[bytes, list[bytes]] = {}
-            self._known = {}
-            for segment in self._file.stored:
-                for stored in segment:
-                    self._known[stored.tenant] = None
-                    if stored.tenant in changed:
-                        answers.setdefault(stored.tenant, []).append(self._file.tokens(stored))
-        for name in sorted(changed):
-            found = answers.pop(name, [])
-            old = SortedAnswers(found, self._file.header.token_bytes, self._tick) if found else None
+            for name, tokens in self._file.answers(texts.keys(), end):
+                answers.setdefault(name, []).append(tokens)
+            for name in reversed(names):
+                found = answers.pop(name, [])
+                old = SortedAnswers(found, self._file.header.token_bytes, self._tick) if found else None
+                self._exchange(name, texts[name], old)
+        except BaseException:
             with self._lock:
-                text = self._tenants.setdefault(name, TenantText())
-                since = [ids for number, own, ids in self._new if own == name and number > last]
-                fresh = TenantText()
-                for token_ids in since:
-                    fresh.add(token_ids)
-                text.old = old
-                text.new = fresh.new
-                self._new = [each for each in self._new if each[1] != name or each[0] > last]
-                if old is None and not since:
-                    del self._tenants[name]
-                while len(self._tenants) > _MOST_TENANTS:
-                    del self._tenants[next(iter(self._tenants))]
+                self._due = dict.fromkeys(names) | self._due
+                for text in texts.values():
+                    text.since = None
+            raise
+
+    def _exchange(self, name: bytes, text: TenantText, old: SortedAnswers | None) -> None:
+        """Put what has been sorted in place of what was; what came since then is new."""
+        new = SuffixAutomaton()
+        num_added = 0
+        while True:
+            with self._lock:
+                since = (text.since or [])[num_added:]
+                if not since:
+                    text.old = old
+                    text.new = new
+                    text.since = None
+                    if old is None and not num_added and self._tenants.get(name) is text:
+                        del self._tenants[name]
+                    return
+            num_added += len(since)
+            for token_ids in since:
+                _add(new, token_ids)
 
     def _tick(self, share: float) -> None:
         if self._is_closed:
@@ -221,13 +250,17 @@ class RememberedText(Closing):
 
 
 class RememberedPosition:
-    """Where one sequence is in what is remembered for its tenant."""
+    """Where one sequence is in what is remembered for its tenant.
 
-    __slots__ = ("_length", "_new", "_num_read", "_old", "_tenant", "_text")
+    Args:
+        tenants: the texts. name: of the tenant among them.
+    """
 
-    def __init__(self, text: RememberedText, tenant: str | None) -> None:
-        self._text = text
-        self._tenant = tenant
+    __slots__ = ("_length", "_name", "_new", "_num_read", "_old", "_tenants")
+
+    def __init__(self, tenants: Mapping[bytes, TenantText], name: bytes) -> None:
+        self._tenants = tenants
+        self._name = name
         self._num_read = 0  # tokens of the sequence
         self._new = SuffixPosition(SuffixAutomaton())
         self._old: SortedAnswers | None = None
@@ -244,7 +277,7 @@ class RememberedPosition:
         Returns:
             A copy of what was said lately and one of what was said before, as far as either has a match.
         """
-        text = self._text.of(self._tenant)
+        text = self._tenants.get(self._name)
         if text is None:
             return []
         num_unread = len(token_ids) - self._num_read
@@ -293,12 +326,19 @@ class RememberedPosition:
         return None if match is None else old.copy(match, most(match.length))
 
 
-def _name(tenant: str | None) -> bytes:
-    """Return the hash of a tenant's name, which no text of the file tells."""
-    return bytes.fromhex(digest((tenant or "").encode("utf-8", "surrogatepass")))[:TENANT_BYTES]
+def _add(automaton: SuffixAutomaton, token_ids: Iterable[int]) -> None:
+    """Add an answer."""
+    end = ROOT
+    for token in token_ids:
+        end = automaton.add(end, token)
+
+
+def _reason(error: Exception) -> str:
+    return getattr(error, "strerror", None) or str(error) or type(error).__name__
 
 
 def _lower_priority() -> None:
-    """Let the thread that sorts take what others leave, where threads have priorities of their own."""
-    with suppress(AttributeError, OSError):
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
+    """Let the thread that sorts take what others leave, where threads have numbers as processes have."""
+    if sys.platform == "linux":
+        with suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)

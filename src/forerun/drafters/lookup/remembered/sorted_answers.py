@@ -68,9 +68,14 @@ class SortedAnswers(SortedTokens):
         super().__init__(data, 0, width, sort_suffixes(tokens, _DEPTH, tick).data)
 
     @property
-    def nbytes(self) -> int:
-        """Return the bytes of the tokens and their order."""
-        return len(self._data) + len(self.suffixes) * SUFFIX_BYTES
+    def num_tokens(self) -> int:
+        """Return the tokens of all answers, and an end of each."""
+        return len(self.suffixes)
+
+    @staticmethod
+    def bytes_of_token(width: int) -> int:
+        """Return the bytes of memory for each token, with its place in the order."""
+        return width + SUFFIX_BYTES
 
     def find(self, context: Sequence[int], least: int, expected: int) -> Match | None:
         """Find the longest end of a context that occurs, of `least` to `MOST_MATCH` tokens.
