@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence as Seq
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import cached_property
 from inspect import signature
@@ -14,13 +14,11 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self, TypeAlias, overload
 
 import torch
-from torch import nn
 from tqdm import tqdm
 
 from forerun.chat.infill import Infill, InfillFormat
 from forerun.config import (
     AUTO,
-    DEFAULT_DRAFTER,
     DEFAULT_DTYPE,
     MAX_BATCH,
     MEMORY_LOG,
@@ -34,10 +32,8 @@ from forerun.config import (
     SamplingParams,
     check_one_process,
 )
-from forerun.drafters import Binding, Drafter, check_drafter_text, chosen_drafter, make_drafter
-from forerun.drafters.build import Drafters, found_for, with_auto
-from forerun.drafters.parse_text import drafter_of_vllm, source_texts, split_spec
-from forerun.drafters.registry import DRAFTERS
+from forerun.drafters import Binding, Drafter
+from forerun.drafters.build import Drafters
 from forerun.engine.adapting import Adapting, new_adapting
 from forerun.engine.chat_template import (
     Message,
@@ -51,7 +47,7 @@ from forerun.engine.chat_template import (
 )
 from forerun.engine.engine import Engine
 from forerun.engine.kv_cache_manager import bound_memory
-from forerun.engine.memory_division import MemoryPlan, bounded
+from forerun.engine.opening import Chosen, bound_drafter, check_numbers, drafter_of, no_reader, open_target
 from forerun.engine.request_checks import Params, check_text, excess_characters, naming_prompt, one_each, sampling_of
 from forerun.engine.results import Generation, StepOutput, StreamChunk
 from forerun.engine.sequence import Request
@@ -61,166 +57,19 @@ from forerun.errors import (
     BatchError,
     ConfigError,
     ContextLengthError,
-    DeviceMemoryError,
-    DrafterError,
-    ModelLoadError,
-    NotEnoughMemoryError,
     PromptError,
 )
-from forerun.models import LanguageModel, find_tokenizer, load_model, number_format
-from forerun.models.loading.load import source_tokenizer
-from forerun.models.loading.source import find_source
+from forerun.models import LanguageModel, number_format
 from forerun.utils.fields import described
 from forerun.utils.files import Closing
 from forerun.utils.habits import ON_GPUS, Hinted, translated
-from forerun.utils.json_file import Fields
 from forerun.utils.machine import MIB
 
 if TYPE_CHECKING:
     from forerun.drafters.lookup.remembered.remembered_text import RememberedText
 
 _log = logging.getLogger(MEMORY_LOG)
-Chosen: TypeAlias = str | Path | Drafter | None
 Bar: TypeAlias = bool | Callable[..., Any]
-
-
-def _check_loaded(
-    target: LanguageModel, adapter: object, quantize: str | None, kv_cache_dtype: str, max_model_len: MaxModelLen
-) -> None:
-    """Raise ConfigError for what would have to be known before a model that is loaded already was."""
-    if isinstance(target, nn.Module):
-        raise ConfigError(
-            f"the target is a {type(target).__name__} of another library's in memory. Give its name or folder, or "
-            "generate with it: custom_generate=forerun.integrations.transformers.Speculative()."
-        )
-    stored = None if kv_cache_dtype in (AUTO, target.kv_cache_dtype) else kv_cache_dtype
-    for name, value in (("adapter", adapter), ("quantize", quantize), ("kv_cache_dtype", stored)):
-        if value is not None:
-            raise ConfigError(
-                f"{name} is {str(value)!r}, but the target is a loaded model, which was loaded without. Give the "
-                f"target's name, or load it with {name}."
-            )
-    if bounded(target.full_context_length, max_model_len, target.name) < target.context_length:
-        raise ConfigError(
-            f"max_model_len is {max_model_len}, but the target is a loaded model with a context of "
-            f"{target.context_length}. Give the target's name."
-        )
-
-
-def _drafter_of(
-    model: str | Path | LanguageModel,
-    drafter: Drafters,
-    speculative_config: Mapping[str, Any] | None,
-    num_draft_tokens: NumDraftTokens | None,
-) -> Drafters:
-    """Return the drafter, which vLLM's dictionary may give; its text is checked. Raises ConfigError where both choose
-    one."""
-    if speculative_config is not None:
-        if drafter != AUTO or num_draft_tokens is not None:
-            raise ConfigError("speculative_config chooses drafter and num_draft_tokens, too. Give it or them.")
-        drafter = drafter_of_vllm(Fields.of(dict(speculative_config), "speculative_config", ConfigError))
-    check_drafter_text(drafter, model)
-    return drafter
-
-
-def _check_numbers(
-    threads: int | None, max_model_len: MaxModelLen, quantize: str | None, quantization: str | None
-) -> None:
-    """Check what `LLM` was given, and set torch's threads."""
-    for name, value, free, least in (("threads", threads, None, 1), ("max_model_len", max_model_len, AUTO, 2)):
-        if value != free and (type(value) is not int or value < least):
-            raise ConfigError(f"{name} is {value!r}, but must be {free!r} or a whole number of {least} or more.")
-    if quantization is not None and quantize not in (None, quantization):
-        raise ConfigError(f"quantize is {quantize!r} and quantization {quantization!r}. Give one of them.")
-    if threads is not None:
-        torch.set_num_threads(threads)
-
-
-_SMALLER = "Give a smaller model, or this one in fewer bits (draft-model:model=...,quantize=int4)."
-
-
-def open_target(
-    target: str | Path | LanguageModel,
-    drafter: Drafters,
-    config: EngineConfig,
-    tokenizer: Any,
-    *,
-    dtype: str,
-    device: str,
-    adapter: str | Path | None,
-    quantize: str | None,
-    kv_cache_dtype: str,
-    max_model_len: MaxModelLen,
-) -> tuple[LanguageModel, Any, Chosen]:
-    """Return the target model, its tokenizer (the given one, or that of the given name, else the one beside it) and its
-    drafter (`chosen_drafter`).
-
-    Raises:
-        ConfigError, ModelLoadError, NotEnoughMemoryError: as `LLM`.
-    """
-    if not isinstance(target, (str, Path)):
-        _check_loaded(target, adapter, quantize, kv_cache_dtype, max_model_len)
-        return target, tokenizer, chosen_drafter(drafter, target)
-    source = find_source(target)  # to the end: while it is in use, a file's header is read once
-    on_disk = False
-    chosen: Drafters = drafter
-    with suppress(ModelLoadError, DrafterError):  # loading reports everything else that is wrong
-        plan = MemoryPlan.of(
-            target,
-            drafter,
-            config,
-            dtype=dtype,
-            device=device,
-            adapter=adapter,
-            quantize=quantize,
-            kv_cache_dtype=kv_cache_dtype,
-            max_model_len=max_model_len,
-        )
-        on_disk = plan.experts > 0
-        chosen = plan.drafter
-        _log.log(logging.WARNING if on_disk else logging.INFO, "%s", plan)
-        for each in plan.larger_drafts:
-            _log.warning("%s is larger than its target, so that drafting costs more than it gains. %s", each, _SMALLER)
-    model = load_model(target, dtype, "auto", device, adapter, quantize, kv_cache_dtype, experts_on_disk=on_disk)
-    model.context_length = model.full_context_length = bounded(model.context_length, max_model_len, target)
-    if isinstance(tokenizer, (str, Path)):
-        tokenizer = find_tokenizer(tokenizer)
-    return model, tokenizer or source_tokenizer(source, adapter), chosen_drafter(chosen, target)
-
-
-def _make_drafter(
-    chosen: str | Path | Drafter, given: Drafters, binding: Binding
-) -> tuple[str | Path | Drafter, Drafter, NumDraftTokens | None]:
-    """Return the drafter as chosen, made and bound, and its K; where what AUTO has found cannot be loaded or does not
-    fit, AUTO is suffix matches alone. given: what `chosen` was made of."""
-    try:
-        _check_tokenizer(given, binding)
-        return chosen, *make_drafter(chosen, binding)
-    except (DrafterError, ModelLoadError, NotEnoughMemoryError, DeviceMemoryError) as error:
-        found = found_for(given, binding.target)
-        if found is None:
-            raise
-        _log.warning("auto leaves out %s, which was found for the target: %s", found, error)
-    without = chosen_drafter(with_auto(given, DEFAULT_DRAFTER), binding.target)
-    assert without is not None
-    return without, *make_drafter(without, binding)
-
-
-def _check_tokenizer(given: Drafters, binding: Binding) -> None:
-    """Raise DrafterError, before it is loaded, for a draft model that AUTO has found by the tokenizer beside a target
-    which was loaded without."""
-    if binding.tokenizer is not None or (found := found_for(given, binding.target)) is None:
-        return
-    source = source_texts(split_spec(found)[1]["sources"])[-1]
-    if source.partition(":")[0] not in DRAFTERS and find_source(binding.target.name).has_tokenizer():
-        raise DrafterError("the target was loaded without its tokenizer. Give LLM its name, or the tokenizer.")
-
-
-def _no_reader(file: str | None, drafter: str | None) -> str:
-    return (
-        f"remember is {file!r}, but {drafter or 'plain decoding'} copies nothing from answers of the past. Give a "
-        f"drafter that does, {DEFAULT_DRAFTER} or a hybrid with it, or leave remember out."
-    )
 
 
 _DRAFTER_SEED = 0x6A09E667F3BCC908
@@ -326,8 +175,8 @@ class LLM(Closing, Hinted):
     ) -> None:
         _check_others(others, device, tensor_parallel_size)
         max_model_len = AUTO if max_model_len is None else max_model_len
-        _check_numbers(threads, max_model_len, quantize, quantization)
-        drafter = _drafter_of(model, drafter, speculative_config, num_draft_tokens)
+        check_numbers(threads, max_model_len, quantize, quantization)
+        drafter = drafter_of(model, drafter, speculative_config, num_draft_tokens)
         config = EngineConfig(
             prefill_chunk=prefill_chunk,
             max_batch=max_batch,
@@ -377,10 +226,10 @@ class LLM(Closing, Hinted):
                 return opened[0] if opened else None
 
             if file is not None and config.num_draft_tokens == 0:
-                raise ConfigError(_no_reader(file, None))
+                raise ConfigError(no_reader(file, None))
             config = self._bind_drafter(chosen, given, config, takes_written, remembered)
             if file is not None and not opened:  # nor made, nor written anew
-                raise ConfigError(_no_reader(file, self.drafter_name))
+                raise ConfigError(no_reader(file, self.drafter_name))
             bound_memory(self.target, self.drafter, config, max_model_len)
             if reason := self.target.context_reason:
                 _log.info("contexts up to %s tokens: %s", f"{self.target.context_length:,}", reason)
@@ -433,7 +282,7 @@ class LLM(Closing, Hinted):
                 check_costs(self.target)
             own_seed = None if config.seed is None else config.seed ^ _DRAFTER_SEED
             binding = Binding(self.target, self.tokenizer, own_seed, config.prefix_reuse != OFF, remembered)
-            chosen, self.drafter, written = _make_drafter(chosen, given, binding)
+            chosen, self.drafter, written = bound_drafter(chosen, given, binding)
             self.drafter_name = str(chosen) if isinstance(chosen, (str, Path)) else type(chosen).__name__
             if takes_written and written is not None:
                 config = replace(config, num_draft_tokens=written)
