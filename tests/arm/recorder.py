@@ -33,9 +33,9 @@ FUNCTIONS = (
     *("pack", "pack_blocks", "unpack", "unpack_words"),
 )
 _MOST_ROWS = 17
-_EACH = 2
+_EACH = 1
 """Calls of one form that are recorded of each test."""
-_MOST = 40
+_MOST = 10
 """Calls of one function that are."""
 _LARGEST = 1 << 25
 """Bytes of an array; what is larger is memory that parts are cut from."""
