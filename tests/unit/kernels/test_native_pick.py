@@ -10,7 +10,7 @@ from forerun.kernels.cpu.library import Library
 from kernel_cases import drawn
 
 BETWEEN = np.arange(0.5, 80, 2, np.float32)
-"""Halves whose even neighbour is below."""
+"""Halves, whose even neighbours are below."""
 
 
 def picked(library: Library, logits: Tensor, width: int) -> tuple[Tensor, Tensor]:
@@ -22,7 +22,7 @@ def picked(library: Library, logits: Tensor, width: int) -> tuple[Tensor, Tensor
 
 
 def exponents_between() -> list[float]:
-    """Return numbers that are a half from a whole one when the logarithm of 2 divides them: these are rounded to even."""
+    """Return numbers that, divided by the logarithm of 2, are a half from a whole one: which is rounded to even."""
     inverse = np.float32(1.44269504)
     guess = BETWEEN / inverse
     near = guess[:, None] + np.spacing(guess)[:, None] * np.arange(-3, 4, dtype=np.float32)
