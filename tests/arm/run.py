@@ -40,7 +40,7 @@ _FAMILIES = (
     *("qwen3", "gemma2", "gptj", "nemotron", "apertus", "cohere2", "gpt_oss", "qwen3_moe", "deepseek_v3", "mamba2"),
     *("falcon_h1", "lfm2", "olmo_hybrid"),
 )
-"""Of the families that `float32_logits` has, so many: norms, activations, windows, experts, latents and states differ."""
+"""Of the families of `float32_logits`, those whose norms, activations, windows, experts, latents and states differ."""
 
 
 def main() -> int:
