@@ -10,6 +10,7 @@ import ctypes
 import gc
 import os
 import struct
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -33,10 +34,13 @@ FUNCTIONS = (
     *("pack", "pack_blocks", "unpack", "unpack_words"),
 )
 _MOST_ROWS = 17
-_EACH = 2
+_EACH = 1
 """Calls of one form that are recorded of each test."""
-_MOST = 40
+_MOST = 10
 """Calls of one function that are."""
+_PACKING = ("pack", "pack_blocks", "unpack", "unpack_words")
+_MOST_PACKING = 40
+"""Calls of one of these that are recorded of all tests: no instruction set has an own."""
 _LARGEST = 1 << 25
 """Bytes of an array; what is larger is memory that parts are cut from."""
 _GAP = 64
@@ -61,14 +65,20 @@ class _Extents:
             (each.data_ptr(), each.nbytes) for each in tensors if each.device.type == "cpu" and each.is_contiguous()
         ]
         found += [(each.ctypes.data, each.nbytes) for each in arrays]
-        self._found = [(start, size) for start, size in found if 0 < size < _LARGEST]
+        self._found = list[tuple[int, int]]()  # by start; none lies in another
+        end = 0
+        for start, size in sorted(found, key=lambda each: (each[0], -each[1])):
+            if 0 < size < _LARGEST and start + size > end:
+                self._found.append((start, size))
+                end = start + size
 
     def of(self, address: int) -> tuple[int, int]:
-        """Return the start and size of the largest array that an address is in."""
-        around = [each for each in self._found if each[0] <= address < each[0] + each[1]]
-        if not around:
+        """Return the start and size of the array that an address is in, which is part of no other."""
+        index = bisect_right(self._found, address, key=lambda each: each[0]) - 1
+        start, size = self._found[index] if index >= 0 else (0, 0)
+        if address >= start + size:
             raise UnknownMemoryError(hex(address))
-        return max(around, key=lambda each: each[1])
+        return start, size
 
 
 class _Image:
@@ -194,7 +204,7 @@ class Recorder:
         rows = [own.num_rows for own in map(_structure, arguments) if hasattr(own, "num_rows")]
         if name in ("linear", "head") and numbers[0] > _MOST_ROWS and self._seen[self.test, name]:
             return False
-        if self._seen[self.test, name] >= _MOST:
+        if self._seen[self.test, name] >= _MOST or (name in _PACKING and self.written[name] >= _MOST_PACKING):
             return False
         key = (self.test, name, *numbers, *fields, *rows)
         self._seen[key] += 1
@@ -262,6 +272,7 @@ def pytest_collection_finish() -> None:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     assert _recorder is not None
     _recorder.test = item.nodeid.rpartition("/")[2]
+    gc.freeze()  # nor what others left, which would be looked through at each call
 
 
 def pytest_sessionfinish() -> None:

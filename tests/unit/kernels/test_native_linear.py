@@ -84,6 +84,14 @@ def test_codes_of_bytes_at_their_extremes_are_exact(library: Library, kind: str,
         assert torch.equal(linear.forward(x[-count:].flip(0)), exact[-count:].flip(0)), count
 
 
+@pytest.mark.parametrize("kind", KINDS[2:])
+def test_numbers_between_two_codes_become_the_even_one(library: Library, kind: str) -> None:
+    weight, x = weight_of(kind, 40, 64), torch.arange(9 * 64).view(9, 64) % 53 - 26.5
+    x[:, ::32] = 127 if kind.endswith("-by-bytes") else 32767  # the largest code: the scale is 1
+    expected = product_of(weight, x)
+    assert (NativeLinear(library, weight).forward(x) - expected).norm() < 2e-6 * expected.norm()
+
+
 @pytest.mark.parametrize("size", [33, 576])
 @pytest.mark.parametrize("kind", KINDS[2:])
 def test_sets_with_fused_sums_give_quantized_products_the_same_bits(
