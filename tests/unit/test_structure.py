@@ -10,23 +10,23 @@ import structure
 from forerun.kernels.cpu import native
 
 MOST: dict[str, float] = {
-    "files in src": 473,
+    "files in src": 483,
     "top-level entries": 20,
-    "options with a flag": 365,
-    "options of all kinds": 492,
+    "options with a flag": 369,
+    "options of all kinds": 499,
     "class names defined more than once": 0,
-    "words of documents": 44_950,
+    "words of documents": 46_900,
     "tuple assignments in 1,000 statements": 2.2,
     "nested conditional expressions": 0,
-    "imports inside functions": 342,
-    "lambdas": 321,
+    "imports inside functions": 343,
+    "lambdas": 328,
     "depth of classes": 4,
-    "public names in several modules": 2,
+    "public names in several modules": 3,
 }
 MOST_ENTERED = {
     "functions entered by generate": 181,
-    "files entered by generate": 39,
-    "modules loaded by generate": 134,
+    "files entered by generate": 40,
+    "modules loaded by generate": 138,
     "files entered by loading a GGUF file": 53,  # how many functions depends on what its self-test had time for
 }
 """These are raised on purpose, with a reason in the commit, where a feature pays for its room."""

@@ -47,7 +47,7 @@ from forerun.engine.chat_template import (
 )
 from forerun.engine.engine import Engine
 from forerun.engine.kv_cache_manager import bound_memory
-from forerun.engine.opening import Chosen, bound_drafter, check_numbers, drafter_of, no_reader, open_target
+from forerun.engine.opening import Chosen, bound_drafter, check_counts, drafter_of, no_reader, open_target
 from forerun.engine.request_checks import Params, check_text, excess_characters, naming_prompt, one_each, sampling_of
 from forerun.engine.results import Generation, StepOutput, StreamChunk
 from forerun.engine.sequence import Request
@@ -175,7 +175,7 @@ class LLM(Closing, Hinted):
     ) -> None:
         _check_others(others, device, tensor_parallel_size)
         max_model_len = AUTO if max_model_len is None else max_model_len
-        check_numbers(threads, max_model_len, quantize, quantization)
+        check_counts(threads, max_model_len, quantize, quantization)
         drafter = drafter_of(model, drafter, speculative_config, num_draft_tokens)
         config = EngineConfig(
             prefill_chunk=prefill_chunk,

@@ -66,7 +66,7 @@ def drafter_of(
     return drafter
 
 
-def check_numbers(
+def check_counts(
     threads: int | None, max_model_len: MaxModelLen, quantize: str | None, quantization: str | None
 ) -> None:
     """Check what `LLM` was given, and set torch's threads."""

@@ -101,7 +101,7 @@ class Pruning(Checked):
         None,
         "Keep so many layers of the start, those that change its output most, or these, such as 0,1,28,29.",
         flags=("--layers",),
-        metavar="INT[,INT...]",
+        metavar="INT,...",
         default_text="all",
     )
     width: int | None = option(
@@ -116,8 +116,12 @@ class Pruning(Checked):
         "What ranks these channels: activation (what they add to the residual, on training text) or weight.",
         flags=("--prune-by",),
         metavar="MEASURE",
-        choices=CHANNEL_SCORES,
     )
+
+    def __post_init__(self) -> None:
+        Checked.__post_init__(self)
+        if self.by not in CHANNEL_SCORES:
+            raise ConfigError(f"prune_by is {self.by!r}, but must be one of {', '.join(CHANNEL_SCORES)}.")
 
 
 @dataclass(frozen=True, slots=True)

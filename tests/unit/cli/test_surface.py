@@ -12,20 +12,21 @@ from forerun.cli.main import app
 
 from .conftest import Invoke
 
-COMMANDS = 42
+COMMANDS = 43
 FLAGS = {
-    "generate": 30, "chat": 22, "complete": 11, "serve": 35, "batch": 19,
+    "generate": 31, "chat": 23, "complete": 11, "serve": 39, "batch": 20,
     "demo": 8, "audit": 12, "try": 2, "tune": 11, "bench": 84,
     "train": 49, "export": 11,
-    "cache": 3, "drafters": 2, "fetch": 3, "index": 8, "info": 6, "models": 1, "options": 0, "plan": 12, "quantize": 4,
+    "adapt": 3, "cache": 3, "drafters": 2, "fetch": 3, "index": 8, "info": 6, "models": 1, "options": 0, "plan": 12,
+    "quantize": 4,
 }  # fmt: skip
 """Command -> flags of it and of what is below it, at most."""
-ROOM = 333
+ROOM = 344
 """For all of them."""
 KEYS = {
-    "generate": 14, "chat": 7, "complete": 9, "serve": 9, "batch": 2,
+    "generate": 15, "chat": 8, "complete": 11, "serve": 11, "batch": 3,
     "demo": 2, "audit": 6, "try": 1, "tune": 3,
-    "train": 47, "export": 2,
+    "train": 48, "export": 2,
     "index": 3, "info": 6, "plan": 3,
 }  # fmt: skip
 """Command -> keys of its table in a --config file that have no flag, at most."""

@@ -13,7 +13,7 @@ from clients.tools_model import write
 from forerun import LLM, SamplingParams
 from forerun.config import MEMORY_LOG, EngineConfig
 from forerun.drafters.models.head_files.folder import save_head
-from forerun.engine import Engine, llm as llm_module, memory_division
+from forerun.engine import Engine, memory_division, opening
 from forerun.engine.memory_division import MemoryPlan
 from forerun.errors import ConfigError, ContextLengthError, NotEnoughMemoryError
 from forerun.kernels.cpu.page_layout import PAGE
@@ -155,7 +155,7 @@ def test_a_context_that_memory_does_not_hold_is_refused(
         assert llm.target.context_length == llm.target.full_context_length == 200
         with pytest.raises(NotEnoughMemoryError, match=r"max_model_len is 200, .* 0\.\d MiB are there"):
             LLM(llm.target, None, cache_memory=1e-9, max_model_len=200)
-    monkeypatch.setattr(llm_module, "load_model", None)  # no weights are read
+    monkeypatch.setattr(opening, "load_model", None)  # no weights are read
     with pytest.raises(NotEnoughMemoryError, match=r"max_model_len is 5000, .* Lower max_model_len, raise cache"):
         LLM(folder, "suffix", cache_memory=PAGES * page, max_model_len=5000)
     with pytest.raises(ConfigError, match=r"max_model_len is 131073, but the context of .* holds 131072"):

@@ -16,7 +16,7 @@ from forerun.config import MEMORY_LOG, EngineConfig
 from forerun.drafters import Binding, make_drafter
 from forerun.drafters.models.head_files.folder import save_head
 from forerun.drafters.models.heads.config import StoredHead
-from forerun.engine import Engine, llm as target_module, memory_division
+from forerun.engine import Engine, memory_division, opening
 from forerun.engine.memory_division import AvailableMemory, MemoryPlan, num_draft_pages, num_pages
 from forerun.errors import ModelLoadError, NotEnoughMemoryError
 from forerun.models import load_model
@@ -37,7 +37,7 @@ def never_read(monkeypatch: pytest.MonkeyPatch) -> None:
     def read(*args: Any, **arguments: Any) -> None:
         raise AssertionError("weights are read")
 
-    monkeypatch.setattr(target_module, "load_model", read)
+    monkeypatch.setattr(opening, "load_model", read)
 
 
 @pytest.mark.usefixtures("never_read")

@@ -265,7 +265,7 @@ def test_without_a_compiler_what_is_there_serves(machine: Machine, no_compiler: 
     no_compiler()
     assert machine.library() == path
     (machine.sources / "avx512.cpp").write_text("int newer;\n")
-    with pytest.raises(NativeUnavailableError, match=r"There is no C\+\+ compiler\. Install g\+\+ "):
+    with pytest.raises(NativeUnavailableError, match=r"Install one: pip install 'forerun\[compiler\]'"):
         machine.library()
 
 

@@ -15,7 +15,7 @@ from forerun.models import Model, Rows, load_model
 from forerun.train.data.packed import NO_DOCUMENT
 from forerun.train.heads import target_states
 from forerun.train.heads.module import document_lengths
-from forerun.train.heads.target_states import RowStates, TargetStates
+from forerun.train.heads.target_states import PackedStates, TargetStates
 from gguf_files import write_gguf
 from gguf_models import tiny
 
@@ -85,8 +85,8 @@ def test_rows_are_computed_together_or_read(target: Model, tmp_path: Path) -> No
     states = TargetStates(target, (0, target.num_layers))
     used = documents != NO_DOCUMENT
     expected = states.of(tokens[used], document_lengths(documents, used))
-    kept = RowStates(states, tmp_path, 1 << 20)
-    for each in (RowStates(states), kept, kept, RowStates(states, tmp_path, 1 << 20)):
+    kept = PackedStates(states, tmp_path, 1 << 20)
+    for each in (PackedStates(states), kept, kept, PackedStates(states, tmp_path, 1 << 20)):
         found = each.of(tokens, documents)
         assert torch.equal(found[used], expected) and not found[~used].any()
         files = sorted(tmp_path.glob("row-*"))
@@ -97,6 +97,6 @@ def test_rows_are_computed_together_or_read(target: Model, tmp_path: Path) -> No
 
 def test_a_full_disk_is_told(target: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "states").write_text("a file where the folder should be")
-    kept = RowStates(TargetStates(target, (1,)), tmp_path / "states", 1 << 20)
+    kept = PackedStates(TargetStates(target, (1,)), tmp_path / "states", 1 << 20)
     with pytest.raises(ConfigError):
         kept.of(torch.ones(1, 4, dtype=torch.int64), torch.zeros(1, 4, dtype=torch.int32))

@@ -200,10 +200,10 @@ def _value(content: bytes) -> Any:
 
 
 def _combined(states: list[dict[str, Any]]) -> dict[str, Any]:
-    """Combine the states of batch engines: counts are added, the last step is that of the busiest engine."""
+    """Combine the states of batch engines: counts are added, all else is that of the busiest engine."""
     busiest = max(states, key=lambda state: state["running"])
-    counts = {name: sum(state[name] for state in states) for name in busiest if name != "last_step"}
-    return {**counts, "last_step": busiest["last_step"], "replicas": len(states)}
+    counts = {name: sum(state[name] for state in states) for name, count in busiest.items() if isinstance(count, int)}
+    return {**busiest, **counts, "replicas": len(states)}
 
 
 async def _lifespan(receive: Receive, send: Send) -> None:

@@ -21,7 +21,7 @@ from forerun.train.defaults import WARMUP_STEPS, rate_for_width
 from forerun.train.heads.module import Augmentation, HeadModule, head_rows
 from forerun.train.heads.options import HEAD_OPTIMISATION, BlockTraining, HeadTraining, MedusaTraining
 from forerun.train.heads.start import HeadKind
-from forerun.train.heads.target_states import HeadInputs, RowStates, TrainingTarget
+from forerun.train.heads.target_states import HeadInputs, PackedStates, TrainingTarget
 from forerun.train.loop import Batch, Evaluations, Loop, Workers
 from forerun.train.optim import Optimisers
 
@@ -74,7 +74,7 @@ def run_training(
     state = load_checkpoint(folder, head, optimisers)
     workers = Workers(head, options.threads)
     kept_in = folder / STATES if options.cached_states else None
-    states = RowStates(target.states, kept_in, round(options.cached_states * 1e9))
+    states = PackedStates(target.states, kept_in, round(options.cached_states * 1e9))
     evaluations = None
     if evaluate is not None and options.evaluate_every:
         evaluations = Evaluations(lambda _: evaluate(head), options.evaluate_every, options.patience)
@@ -110,7 +110,7 @@ def pinned_options(options: HeadTraining) -> dict[str, Any]:
     return found
 
 
-def numbered_batch(rows: PackedShard, states: RowStates, per_step: int, seed: int, step: int) -> Batch:
+def numbered_batch(rows: PackedShard, states: PackedStates, per_step: int, seed: int, step: int) -> Batch:
     """Return the batch of step `step`. The states are computed here, by all threads, before each takes its rows.
 
     Returns:

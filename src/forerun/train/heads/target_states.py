@@ -123,7 +123,7 @@ def learnt_layers(layers: Sequence[int], num_layers: int) -> tuple[int, ...]:
     return (*(layer for layer in layers if layer < num_layers), num_layers)
 
 
-class RowStates:
+class PackedStates:
     """Computes the states of packed rows, and may keep those of some in a folder, which is of one run alone: its target
     and layers do not change.
 
