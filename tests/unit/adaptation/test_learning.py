@@ -27,6 +27,7 @@ def plain(texts: list[str]) -> list[list[int]]:
     return accepted(LLM("bundled", None, dtype="float32"), texts[:18])[1]
 
 
+@pytest.mark.slow
 def test_a_damaged_head_learns_and_is_swapped_in_and_kept(
     learning: Make, damaged: Any, texts: list[str], plain: list[list[int]], tmp_path: Path, caplog: Any
 ) -> None:
@@ -96,6 +97,7 @@ def test_a_copy_that_was_made_worse_never_drafts_and_leaves_if_it_does(
     assert accepted(llm, texts[14:18])[0] == pytest.approx(good, abs=0.02)
 
 
+@pytest.mark.slow
 def test_a_poisoned_tenant_teaches_its_own_copy_alone(learning: Make, texts: list[str], plain: list[list[int]]) -> None:
     llm = learning("eagle")
     clean, _ = accepted(llm, texts[14:18], "clean")
@@ -121,6 +123,7 @@ def test_a_poisoned_tenant_teaches_its_own_copy_alone(learning: Make, texts: lis
     assert mixed == [plain[14:16]] * 3
 
 
+@pytest.mark.slow
 def test_a_draft_model_learns_in_its_last_layers(
     learning: Make, texts: list[str], plain: list[list[int]], tmp_path: Path
 ) -> None:
