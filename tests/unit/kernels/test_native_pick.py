@@ -24,7 +24,7 @@ def test_the_largest_and_its_probability_are_those_of_softmax(library: Library) 
         columns, probabilities = picked(library, logits, width)
         first = logits[:, :width]
         assert torch.equal(columns, torch.from_numpy(first.numpy().argmax(-1)))
-        torch.testing.assert_close(probabilities, first.softmax(-1).amax(-1), rtol=1e-6, atol=0)
+        torch.testing.assert_close(probabilities, first.softmax(-1).amax(-1), rtol=1e-5, atol=0)
 
 
 def test_a_row_with_a_number_that_is_not_finite_has_no_largest(library: Library) -> None:
