@@ -112,7 +112,7 @@ def test_a_draft_may_start_from_some_layers_of_a_model(invoke: Invoke, called: d
     ("flags", "message"),
     [
         ("--loss luck", "'luck' is not one of kl-then-tv"),
-        ("--layers 8 --prune-by luck", "'luck' is not one of activation, weight"),
+        ("--layers 8 --prune-by luck", "prune_by is 'luck', but must be one of activation, weight"),
         ("--learning-rate 0", "learning_rate"),
         ("--output-tokens 0", "of 1 or more"),
         ("--tokens 0", "--tokens"),
