@@ -61,7 +61,9 @@ class Adaptation(Closing, Adapting):
         *,
         round_tokens: int = ROUND_TOKENS,
     ) -> None:
-        self._options, self._is_busy, self._round_tokens = options, is_busy, round_tokens
+        self._options = options
+        self._is_busy = is_busy
+        self._round_tokens = round_tokens
         self._adaptable = adaptable_of(drafter)
         learner = self._learner = learner_of(self._adaptable)
         self._original = self._adaptable.tensors()

@@ -97,7 +97,8 @@ class EagleLearner(Learner):
 
     def __init__(self, adaptable: Adaptable, learnable: LearnableEagle) -> None:
         super().__init__()
-        target, head = adaptable.target, learnable.head
+        target = adaptable.target
+        head = learnable.head
         assert isinstance(target, Model)
         vocabulary = head.token_ids
         if len(vocabulary) > MOST_OUTPUTS:

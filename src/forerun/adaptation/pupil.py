@@ -70,7 +70,10 @@ class Pupil:
         original: Mapping[str, Tensor],
         serving: Mapping[str, Tensor] | None = None,
     ) -> None:
-        self._tenant, self._adaptable, self._learner, self._original = tenant, adaptable, learner, original
+        self._tenant = tenant
+        self._adaptable = adaptable
+        self._learner = learner
+        self._original = original
         self.serving = serving
         self.progress = Progress(is_adapted=serving is not None)
         self._random = random.Random(0)

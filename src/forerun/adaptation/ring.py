@@ -167,7 +167,8 @@ class Rings:
         for step in steps:
             if step.states is None or not len(step.states):
                 continue
-            sequence, end = step.sequence, step.num_computed
+            sequence = step.sequence
+            end = step.num_computed
             states = step.states
             if end <= sequence.num_prompt:
                 states = states[-CONTEXT:]

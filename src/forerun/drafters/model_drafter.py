@@ -83,7 +83,8 @@ class ModelDrafter(Drafter):
     def watch(self, watcher: StepWatcher, needs: Needs) -> None:
         """Report what is verified, as `Adaptable.watch` does."""
         own = self.drafting_model.needs
-        self._watcher, self._needs = watcher, own | needs
+        self._watcher = watcher
+        self._needs = own | needs
         if self._needs != own:
             self._own_layers = [self._needs.layers.index(layer) for layer in own.layers]
 
