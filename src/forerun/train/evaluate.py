@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
 from forerun.train.accelerator import model_vocabulary
-from forerun.train.data.packed import PackedShard
+from forerun.train.data.packed import NO_DOCUMENT, PackedShard
 from forerun.train.draft.parallel import MaskLayout, mask_token_of
 
 _LOGITS = 1 << 17
@@ -43,6 +43,17 @@ def document_mask(documents: Tensor) -> Tensor:
     documents: [B, T]; returns bool [B, 1, T, T], as Transformers takes it for attention_mask.
     """
     return (documents[:, None, :, None] == documents[:, None, None, :]).tril()
+
+
+def behind_first(documents: Tensor) -> Tensor:
+    """Return which positions stand behind the first of their documents, bool [B, T].
+
+    The first one's state is larger than all others by orders of magnitude in many models. documents: [B, T].
+    """
+    found = documents != NO_DOCUMENT
+    found[:, 0] = False
+    found[:, 1:] &= documents[:, 1:] == documents[:, :-1]
+    return found
 
 
 def packed_inputs(model: PreTrainedModel, tokens: Tensor, documents: Tensor) -> dict[str, Tensor]:

@@ -194,8 +194,9 @@ def test_a_cut_draft_is_killed_in_either_stage_resumed_saved_and_served(
     assert {name: stage["steps"] for name, stage in folder.read_record(draft)["stages"].items()} == {
         "labels": 0,
         "states of the start": 0,
-        "imitation": 2,
-        "distillation": 6,
+        "fit": 0,
+        "imitation": 4,
+        "distillation": 4,
     }
 
     stored, _ = folder.load_model_and_tokenizer(draft, torch.float32)
@@ -268,12 +269,12 @@ def test_a_draft_in_no_time_is_saved_and_one_without_held_out_rows_is_not_judged
     assert record["stages"]["distillation"]["steps"] == 1 and len(list(labels.glob("*.tokens.npy"))) == 1
     assert record["acceptance"] == [] and "nothing to judge by" in (out / "README.md").read_text()
     printed = console.file.getvalue()  # type: ignore[attr-defined]
-    assert "distil: ended by --minutes after step 1 of 6" in printed and "nothing to judge by" in printed
+    assert "distil: ended by --minutes after step 1 of 4" in printed and "nothing to judge by" in printed
     assert "0.000" not in printed and "bits per byte" not in (out / "README.md").read_text()
     patient = replace(hurried, minutes=None)
     commands.train_draft(out, tmp_path / "a", str(target), rows.folder, patient, COMMAND, resume=True)
     stages = folder.read_record(out)["stages"]
-    assert stages["distillation"]["steps"] == 6 and stages["imitation"]["steps"] == 1  # whose end distillation began at
+    assert stages["distillation"]["steps"] == 4 and stages["imitation"]["steps"] == 1  # whose end distillation began at
     assert len(list(labels.glob("*.tokens.npy"))) == 1  # it learns from the rows that it began with
 
 

@@ -31,9 +31,20 @@ from forerun.train.accelerator import (
     products_in,
     training_device,
 )
-from forerun.train.checkpoint import DTYPE, LoopState, Weights, load_best, load_checkpoint, pin, pinned, pinned_weights
+from forerun.train.checkpoint import (
+    CHECKPOINT,
+    DTYPE,
+    LoopState,
+    Weights,
+    load_best,
+    load_checkpoint,
+    pin,
+    pinned,
+    pinned_weights,
+)
 from forerun.train.data.packed import NO_DOCUMENT, PackedShard
 from forerun.train.defaults import WARMUP_STEPS, DraftTraining, LossName
+from forerun.train.draft.fit import fit
 from forerun.train.draft.judge import HeldOutRows
 from forerun.train.draft.parallel import MaskLayout, mask_token_of, set_mask_token
 from forerun.train.draft.prune import check_size, chosen_layers, cut, narrow, switch_off_dropout, target_parameters
@@ -45,7 +56,7 @@ from forerun.train.draft.samples import (
     output_tokens_of,
     restrict,
 )
-from forerun.train.evaluate import output_rows, packed_inputs
+from forerun.train.evaluate import behind_first, output_rows, packed_inputs
 from forerun.train.heads.target_states import TargetStates
 from forerun.train.loop import Batch, Evaluations, Loop, StageProgress, Workers
 from forerun.train.losses import distillation_loss
@@ -67,8 +78,10 @@ CALIBRATION = (64, 128)
 """Rows and tokens of the text that ranks layers and channels."""
 OUTPUT_TOKENS_KEPT = 16_384
 """Output tokens of a draft with a vocabulary of more than MOST_COLUMNS tokens, if nobody says how many."""
-IMITATION_SHARE = 1 / 3
+IMITATION_SHARE = 1 / 2
 """Share of the tokens, or of the time for training, in which a cut draft learns from what it was cut from."""
+LABELS_SHARE = 1 / 4
+"""Share of bounded minutes that computing soft labels may take."""
 EVALUATIONS = 8
 """Evaluations of a stage, wherever it ends."""
 NUM_DRAFT_TOKENS = 4
@@ -156,14 +169,11 @@ class ImitationLoss:
     dtype: torch.dtype = torch.float32
 
     def mean(self, draft: nn.Module, rows: Batch) -> Tensor:
-        """Average over the positions behind the first of their documents, whose states are larger than all others by
-        orders of magnitude in many models. rows: as `StartStates.batch` gives them."""
+        """Average over the positions behind the first of their documents. rows: as `StartStates.batch` gives them."""
         assert isinstance(draft, PreTrainedModel)
         where = device_of(draft)
         tokens, documents, states = (copy_to_device(tensor, where) for tensor in rows)
-        used = documents != NO_DOCUMENT
-        used[:, 0] = False
-        used[:, 1:] &= documents[:, 1:] == documents[:, :-1]
+        used = behind_first(documents)
         weight, bias = output_rows(draft, self.output_tokens)
         # not no_grad: autocast would keep the layer's cast weights without their gradient
         of_start_rows = weight.detach(), None if bias is None else bias.detach()
@@ -259,9 +269,10 @@ class StartStates:
         chosen = order[position * self._per_step :][: self._per_step]
         return self._rows.tokens[chosen, :-1], self._rows.documents[chosen, :-1], self._states[chosen]
 
-    def compute(self) -> None:
-        """Compute the states now, which the first batch would do otherwise: they are no part of the minutes."""
-        self._states  # noqa: B018
+    @property
+    def whole(self) -> Batch:
+        """Compute the states now, if that is to be done, and return those of all rows, as `batch` does."""
+        return self._rows.tokens[:, :-1], self._rows.documents[:, :-1], self._states
 
     @cached_property
     def _states(self) -> Tensor:
@@ -311,7 +322,7 @@ def train_stages(
 ) -> TrainedDraft:
     """Run all stages, each continuing from `run_folder`.
 
-    Of the options' minutes, half at most are for the target's soft labels: rows without any are left out then.
+    At most `LABELS_SHARE` of the options' minutes are for the target's soft labels: rows without any are left out then.
 
     dtype: of products.
 
@@ -341,16 +352,17 @@ def train_stages(
     if kept is not None:
         states = run.start_states(start.name, [*kept[1:], num_layers], rows)
         if SHARDS not in distillation:
-            states.compute()
+            _ = states.whole  # computed now, they are no part of the minutes
     end = options.end()
-    half = math.inf if former else _after(0.5, end)
-    shards = _write_labels(labels, held_out, former or len(labels), judge.num_shards, console, half)
+    labelled = math.inf if former else _after(LABELS_SHARE, end)
+    shards = _write_labels(labels, held_out, former or len(labels), judge.num_shards, console, labelled)
     stages = {"labels": labels.computing()}
     batches = ShardBatches(labels, shards, options.tokens_per_step, options.seed)
     if kept is not None and states is not None:
+        fitted = run.fit(states)
         facts = {"data": dict(rows.made_from), LAYERS: [*kept[1:], num_layers], KEPT: kept, SHARDS: shards}
         imitated = run.imitate(states, facts, _after(IMITATION_SHARE, end))
-        stages |= {"states of the start": states.computing, IMITATION: imitated}
+        stages |= {"states of the start": states.computing, "fit": fitted, IMITATION: imitated}
     stages["distillation"] = run.distil(batches, kept, end)
     return TrainedDraft(draft, stages, judge, batches)
 
@@ -521,6 +533,22 @@ class _Stages:
         per_step = max(1, self.options.tokens_per_step // rows.window)
         width: int = self.draft.config.hidden_size
         return StartStates(start, layers, width, rows, per_step, self.options, self.console)
+
+    def fit(self, states: StartStates) -> LoopState:
+        """Solve for what can be solved for, before the first step of a run; return what that took."""
+        done = LoopState()
+        begun = (self.folder / IMITATION / CHECKPOINT).exists() or SHARDS in pinned(self.folder / DISTILLATION)
+        if begun:
+            return done
+        began = time.monotonic()
+        done.step = fit(self.draft, *states.whole)
+        done.tokens = states.computing.tokens
+        done.seconds = time.monotonic() - began
+        if done.step and len(self.judge):
+            done.scores = [(done.step, self.judge.length(self.draft))]
+            length = f"mean acceptance length {done.scores[0][1]:.2f}"
+            self.console.print(f"fit: {done.step} layers in {done.seconds:.0f} s, {length}", highlight=False)
+        return done
 
     def imitate(self, states: StartStates, facts: dict[str, Any], end: float) -> LoopState:
         """Learn the states of the model that the draft was cut from. facts: to be pinned. end: as that of `Loop`."""

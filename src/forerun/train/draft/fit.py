@@ -1,0 +1,154 @@
+"""The first fit of a cut draft: the last matrices of its feed-forward parts, solved for instead of learnt.
+
+After each layer that a draft keeps, its state should be the one that enters the next of these in the model that it was
+cut from. A layer's state is linear in the last matrix of its feed-forward part, so the best one for some text is a
+ridge regression, whose normal equations a pass over the text sums up. Layers are solved one after another, each on the
+states that those before it give, errors included, so that it makes up for them, too. ReplaceMe (2505.02819) puts a
+linear map of states there; this has all inputs of the matrix to fit with, at no cost when the draft runs.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from forerun.models.decoders import llama_refusal
+from forerun.train.accelerator import device_of, micro_tokens
+from forerun.train.evaluate import behind_first, packed_inputs
+
+RIDGE = 0.01
+"""Penalty of a change of the matrix, over the mean square of its inputs, half in common and half by each."""
+_LEAST_ERROR = 1e-2
+"""Squared error of states, over their square, up to which a layer does what it should already: the kernels that compute
+the wanted states quantize their inputs."""
+
+
+class _Entered(Exception):
+    """Ends a forward whose first layer has been reached."""
+
+
+@torch.no_grad()
+def fit(draft: PreTrainedModel, tokens: Tensor, documents: Tensor, states: Tensor) -> int:
+    """Solve for the last feed-forward matrices of a draft of the Llama family; leave others as they are.
+
+    Args:
+        tokens, documents: [rows, T] packed rows.
+        states: [rows, T, layers, H] wanted after each layer, the last one after the final norm.
+
+    Returns:
+        The number of matrices that were solved for.
+    """
+    if llama_refusal(draft.config) is not None:
+        return 0
+    size = max(1, micro_tokens(draft) // tokens.shape[1])
+    inputs = [packed_inputs(draft, *each) for each in _parts(draft, size, tokens.long(), documents)]
+    hidden, arguments = map(list, zip(*(_entering(draft, each) for each in inputs), strict=True))
+    used = [behind_first(each) for each in documents.split(size)]
+    scale = draft.base_model.norm.weight
+    solved = 0
+    for index, layer in enumerate(draft.base_model.layers):
+        last = index == states.shape[2] - 1
+        equations = _NormalEquations()
+        with _InputOf(layer.mlp.down_proj) as into:
+            for part, (state, more) in enumerate(zip(hidden, arguments, strict=True)):
+                rows = used[part].to(state.device)
+                own = _state(layer(state, **more))[rows]
+                wanted = states[part * size :][: len(rows), :, index].to(state.device)[rows].float()
+                if last:  # what the norm takes away, the length, stays as it is
+                    wanted = wanted / scale * own.square().mean(1, keepdim=True).sqrt()
+                if not equations.add(into.value[rows], own, wanted):
+                    break
+        if equations.matter:
+            layer.mlp.down_proj.weight += equations.solution().T
+            solved += 1
+        if not last:
+            hidden = [_state(layer(state, **more)) for state, more in zip(hidden, arguments, strict=True)]
+    return solved
+
+
+class _NormalEquations:
+    """The sums of a regression of what states lack on the inputs of a matrix, each row over its wanted state's length,
+    as the next norm sees it.
+
+    Attributes:
+        matter: whether the first rows lack more than `_LEAST_ERROR`.
+    """
+
+    def __init__(self) -> None:
+        self.matter = False
+        self._squares: Tensor | None = None
+        self._products: Tensor | None = None
+
+    def add(self, inputs: Tensor, own: Tensor, wanted: Tensor) -> bool:
+        """Add rows; return whether more are worth while. inputs: [N, I]. own, wanted: [N, H]."""
+        factor = wanted.square().mean(1, keepdim=True).clamp(min=torch.finfo(torch.float32).tiny).rsqrt()
+        inputs, missing = inputs * factor, (wanted - own) * factor
+        if self._squares is None or self._products is None:
+            self.matter = bool(missing.square().mean() > _LEAST_ERROR)
+            self._squares = inputs.new_zeros(inputs.shape[1], inputs.shape[1])
+            self._products = inputs.new_zeros(inputs.shape[1], missing.shape[1])
+        if self.matter:
+            self._squares.addmm_(inputs.T, inputs)
+            self._products.addmm_(inputs.T, missing)
+        return self.matter
+
+    def solution(self) -> Tensor:
+        """Solve for the change [I, H] of the matrix."""
+        assert self._squares is not None
+        assert self._products is not None
+        diagonal = self._squares.diagonal()
+        diagonal += RIDGE / 2 * (diagonal + diagonal.mean())
+        return torch.cholesky_solve(self._products, torch.linalg.cholesky(self._squares))
+
+
+class _InputOf:
+    """Sees what enters a module while the block lasts.
+
+    Attributes:
+        value: the last one.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self.value = torch.empty(0)
+        self._handle = module.register_forward_pre_hook(self._see)
+
+    def __enter__(self) -> _InputOf:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._handle.remove()
+
+    def _see(self, _: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        self.value = inputs[0]
+
+
+def _parts(draft: PreTrainedModel, size: int, *tensors: Tensor) -> list[tuple[Tensor, ...]]:
+    """Split tensors into parts of so many rows, on the draft's device."""
+    return list(zip(*(each.to(device_of(draft)).split(size) for each in tensors), strict=True))
+
+
+def _entering(draft: PreTrainedModel, inputs: dict[str, Tensor]) -> tuple[Tensor, dict[str, Any]]:
+    """Return the state that enters the first layer, and the layers' other arguments."""
+    found: dict[str, Any] = {}
+
+    def see(_: nn.Module, given: tuple[Tensor, ...], more: dict[str, Any]) -> None:
+        found.update(state=given[0] if given else more["hidden_states"], more=more)
+        raise _Entered
+
+    handle = draft.base_model.layers[0].register_forward_pre_hook(see, with_kwargs=True)
+    try:
+        draft.base_model(**inputs, use_cache=False)
+    except _Entered:
+        pass
+    finally:
+        handle.remove()
+    return found["state"], {name: value for name, value in found["more"].items() if name != "hidden_states"}
+
+
+def _state(output: Any) -> Tensor:
+    """Return the state of a layer's output, which older families give in a tuple."""
+    found: Tensor = output[0] if isinstance(output, tuple) else output
+    return found
