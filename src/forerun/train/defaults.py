@@ -133,7 +133,8 @@ class DraftTraining(RunOptions):
     top: int = 32
     """Tokens of each of the target's distributions that are kept."""
     tokens: int = option(10_000_000, "Tokens of training, counted with repetitions.", low=1)
-    tokens_per_step: int = 2_048
+    tokens_per_step: int = 0
+    """0 takes those that suit the device, `step_tokens`."""
     loss: str = option(
         "kl-then-tv",
         f"What it is distilled by: {', '.join(LOSSES)}.",

@@ -66,6 +66,8 @@ from forerun.utils.files import digest
 
 SHARDS = "shards"
 """Key of the number of shards of soft labels that a draft learns from."""
+STEP = "tokens_per_step"
+"""Key of the tokens of a step."""
 LAYERS = "layers"
 """Key of the layers that it keeps; in the first stage, of those whose states it imitates."""
 KEPT = "kept"
@@ -599,7 +601,7 @@ class _Stages:
         options = self.options
         folder = self.folder / name
         optimisers = Optimisers(self.draft, options.optimisation, self.dtype)
-        chosen = {key: asdict(options)[key] for key in ("learning_rate", "tokens_per_step", "pruning")}
+        chosen = {key: asdict(options)[key] for key in ("learning_rate", STEP, "pruning")}
         pin(folder, chosen | facts | {START: self.start, DTYPE: dtype_name(self.dtype)}, later=(KEPT, SHARDS))
         state = load_checkpoint(folder, self.draft, optimisers)
         if is_over and state.step:

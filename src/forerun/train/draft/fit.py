@@ -46,7 +46,7 @@ def fit(draft: PreTrainedModel, tokens: Tensor, documents: Tensor, states: Tenso
     size = max(1, micro_tokens(draft) // tokens.shape[1])
     inputs = [packed_inputs(draft, *each) for each in _parts(draft, size, tokens.long(), documents)]
     hidden, arguments = map(list, zip(*(_entering(draft, each) for each in inputs), strict=True))
-    used = [behind_first(each) for each in documents.split(size)]
+    used = [behind_first(each) for each in torch.split(documents, size)]
     scale = draft.base_model.norm.weight
     solved = 0
     for index, layer in enumerate(draft.base_model.layers):
@@ -127,7 +127,7 @@ class _InputOf:
 
 def _parts(draft: PreTrainedModel, size: int, *tensors: Tensor) -> list[tuple[Tensor, ...]]:
     """Split tensors into parts of so many rows, on the draft's device."""
-    return list(zip(*(each.to(device_of(draft)).split(size) for each in tensors), strict=True))
+    return list(zip(*(torch.split(each.to(device_of(draft)), size) for each in tensors), strict=True))
 
 
 def _entering(draft: PreTrainedModel, inputs: dict[str, Tensor]) -> tuple[Tensor, dict[str, Any]]:
