@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from forerun.adaptation.judge import BLOCK, CHANCE, LEAST_BLOCKS, gain
+from forerun.adaptation.pupil import BLOCK, CHANCE, LEAST_BLOCKS, gain
 
 GENERATOR = torch.Generator().manual_seed(0)
 
