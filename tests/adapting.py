@@ -39,8 +39,6 @@ from forerun.utils.workloads import Case, load_workload
 SERVED_TOKENS = 20_000
 LEAST_GAIN = 0.15
 MOST_SLOWER = 0.02
-GAP = 1.0
-"""Seconds between two requests, in which a drafter may learn."""
 LAST = 12
 """Requests of a kind, the last ones, by which the gain is judged."""
 PORT = 8765
@@ -94,7 +92,7 @@ def drift(options: argparse.Namespace) -> bool:
                 served += found.stats.num_tokens
                 asked[case.opening if isinstance(case.opening, str) else str(case.opening)] += 1
                 last[kind] = [*last[kind], (case, found)][-LAST:]
-                time.sleep(GAP)
+                time.sleep(options.gap)
                 if served >= SERVED_TOKENS * number / len(kinds) or time.monotonic() > own_end:
                     break
             assert llm.adapting is not None
@@ -129,7 +127,7 @@ def slowdown(options: argparse.Namespace) -> bool:
             answer(plain, case)
             without = time.perf_counter() - start
             adapting._is_busy = is_busy
-            time.sleep(GAP)
+            time.sleep(options.gap)
             start = time.perf_counter()
             answer(llm, case)
             ratios.append((time.perf_counter() - start) / without)
@@ -229,7 +227,7 @@ def soak(options: argparse.Namespace) -> bool:
                 body = {"prompt": case.opening, "temperature": 0, "max_tokens": 128}
                 text = ask("/v1/completions", body)["choices"][0]["text"]
                 wrong += known.setdefault(str(case.opening), text) != text
-                time.sleep(draws.uniform(0, 2 * GAP))
+                time.sleep(draws.uniform(0, 2 * options.gap))
             pages = int(Path(f"/proc/{server.pid}/statm").read_text().split()[1])
             memory.append(pages * os.sysconf("SC_PAGE_SIZE") >> 20)
             tell(kills=kills, mebibytes=memory[-1], wrong=wrong, lost=lost, learning=ask("/v1/adaptation"))
@@ -257,6 +255,7 @@ def main() -> int:
     parser.add_argument("--prompts", default="questions")
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--share", type=float, default=0.5)
+    parser.add_argument("--gap", type=float, default=1.0, help="seconds between requests, in which it may learn")
     parser.add_argument("--k", type=int, default=4)
     options = parser.parse_args()
     return 0 if measures[options.measure](options) else 1
