@@ -258,6 +258,8 @@ def measure_second_day(
             say(f"{about} with {name}")  # noqa: B023 - called in this round
             llm = LLM(plain.target, spec, tokenizer=plain.tokenizer, prefix_reuse="on", remember=file)  # noqa: B023
             with llm:
+                if llm.engine.remembered is not None:
+                    llm.engine.remembered.settle()
                 return replay_turns(llm, prompts, max_tokens)
 
         file = folder / f"answers-{number}"
