@@ -158,7 +158,7 @@ def num_pages(config: EngineConfig, wanted: int, page: int, draft_pages: Sequenc
 def beside_remembered(
     memory: AvailableMemory, config: EngineConfig, vocab_size: int, device: torch.device
 ) -> AvailableMemory:
-    """Return the memory that is left beside the answers of `remember`, as many as the file holds, while they are sorted.
+    """Return the memory that is left beside the answers of `remember`, as many as its file holds, being sorted.
 
     Raises:
         NotEnoughMemoryError: they take more.
