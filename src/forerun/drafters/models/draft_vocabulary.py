@@ -193,7 +193,7 @@ def chosen_vocabulary(
             propose with some of requests beside them, or DRAFT_VOCAB if the vocabulary has more than twice as many.
 
     Raises:
-        ConfigError: as `DraftVocabulary`; all are asked for, but it computes those alone that it was trained to propose.
+        ConfigError: as `DraftVocabulary`; all are asked for, but it computes only those that it was trained to propose.
     """
     trained = model.output_tokens
     num_columns = columns.num_columns

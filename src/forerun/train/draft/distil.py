@@ -34,7 +34,7 @@ from forerun.train.accelerator import (
     training_device,
 )
 from forerun.train.checkpoint import DTYPE, LoopState, Weights, load_best, load_checkpoint, pin, pinned, pinned_weights
-from forerun.train.data.packed import NO_DOCUMENT, PackedShard
+from forerun.train.data.packed import NO_DOCUMENT, PackedShard, frequent_tokens, token_counts
 from forerun.train.defaults import WARMUP_STEPS, DraftTraining, LossName
 from forerun.train.draft.judge import HeldOutRows
 from forerun.train.draft.parallel import MaskLayout, mask_token_of, set_mask_token
@@ -43,7 +43,6 @@ from forerun.train.draft.samples import (
     MOST_COLUMNS,
     Labels,
     ShardBatches,
-    frequent_tokens,
     output_tokens_of,
     restrict,
 )
@@ -474,7 +473,7 @@ def _vocabulary(
     count = options.output_tokens
     if count is None and former is None and size > MOST_COLUMNS and llama_refusal(draft.config) is None:
         count = OUTPUT_TOKENS_KEPT
-    return former if count is None else frequent_tokens(rows, count, size, target.eos_token_ids)
+    return former if count is None else frequent_tokens(token_counts(rows, size), count, target.eos_token_ids)
 
 
 @dataclass(frozen=True, slots=True)
