@@ -35,8 +35,10 @@ from forerun.utils.deferred import DeferredModule
 from forerun.utils.machine import GIB, MIB, available_memory, total_memory
 
 if TYPE_CHECKING:
+    from forerun.drafters.lookup.remembered import remembered_text
     from forerun.drafters.models.head_files import memory as heads
 else:
+    remembered_text = DeferredModule("forerun.drafters.lookup.remembered.remembered_text")
     heads = DeferredModule("forerun.drafters.models.head_files.memory")
 
 DraftMemory: TypeAlias = "ModelMemory | heads.HeadMemory"
@@ -165,13 +167,11 @@ def beside_remembered(
     """
     if config.remember is None or device.type == "cuda":
         return memory
-    from forerun.drafters.lookup.remembered.remembered_text import sorting_nbytes
-
     size = int((config.remember_size or REMEMBER_SIZE) * MIB)
     if config.remember_size is None:
         with suppress(OSError, ValueError):  # the file is made, or refused when it is opened
             size = Path(config.remember).stat().st_size
-    needed = sorting_nbytes(size, vocab_size)
+    needed = remembered_text.sorting_nbytes(size, vocab_size)
     if memory.available is not None and needed > memory.available:
         raise NotEnoughMemoryError(
             f"remember holds up to {size / MIB:g} MiB of answers, which take {_size(needed)} of memory while they are "

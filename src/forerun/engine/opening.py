@@ -102,8 +102,7 @@ def open_target(
         ConfigError, ModelLoadError, NotEnoughMemoryError: as `LLM`.
     """
     if config.remember is not None:
-        reads = config.num_draft_tokens != 0
-        check_remembers(chosen_drafter(drafter, target) if reads else None, f"remember is {config.remember!r}")
+        check_remembers(None if config.num_draft_tokens == 0 else drafter, target, f"remember is {config.remember!r}")
     if not isinstance(target, (str, Path)):
         _check_loaded(target, adapter, quantize, kv_cache_dtype, max_model_len)
         return target, tokenizer, chosen_drafter(drafter, target)
@@ -162,12 +161,13 @@ def _check_tokenizer(given: Drafters, binding: Binding) -> None:
         raise DrafterError("the target was loaded without its tokenizer. Give LLM its name, or the tokenizer.")
 
 
-def check_remembers(chosen: Chosen, said: str) -> None:
-    """Check that a drafter, as `chosen_drafter` returns it, copies from answers of the past. said: what asks for it.
+def check_remembers(drafter: Drafters, target: str | Path | LanguageModel, said: str) -> None:
+    """Check that a target's drafter copies from answers of the past. said: what asks for it.
 
     Raises:
         ConfigError: it does not. DrafterError: as `build_drafter`.
     """
+    chosen = chosen_drafter(drafter, target)
     if chosen is not None and any(each.traits.remembers for each in build_drafter(chosen)[0].members):
         return
     name = type(chosen).__name__ if isinstance(chosen, Drafter) else chosen

@@ -513,7 +513,12 @@ def test_what_it_opened_is_closed(
 ) -> None:
     closed = []
     close = LLM.close
-    monkeypatch.setattr(LLM, "close", lambda llm: (closed.append(llm.engine.remembered), close(llm)))
+
+    def noted(llm: LLM) -> None:
+        closed.append(llm.engine.remembered)
+        close(llm)
+
+    monkeypatch.setattr(LLM, "close", noted)
     path = tmp_path / "answers"
     made = invoke("generate", text, "--model", "bundled", "--drafter", "suffix", "--remember", str(path))
     assert made.exit_code == code, made.output

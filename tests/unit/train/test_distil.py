@@ -135,19 +135,13 @@ def test_a_loss_in_parts_is_the_whole_one_and_so_are_its_gradients(monkeypatch: 
 def test_the_tokens_that_answers_hold_most_often_are_proposed(tmp_path: Path) -> None:
     answers = [PackedDocument([4, 4, 4, 5, 7], [False] * 3 + [True] * 2), PackedDocument([4, 9, 7, 7], [True] * 4)]
     rows = pack(answers, tmp_path, window=16, vocab_size=12, made_from={})
-    assert frequent_tokens(token_counts(rows, 12), 2, []).tolist() == [5, 7]  # 7 three times, 5 and 9 once
-    assert frequent_tokens(token_counts(rows, 12), 3, [11]).tolist() == [5, 7, 11]
-    assert frequent_tokens(token_counts(rows, 12), 6, [99]).tolist() == [
-        0,
-        1,
-        4,
-        5,
-        7,
-        9,
-    ]  # then what prompts hold, then the first
+    counts = token_counts(rows, 12)
+    assert frequent_tokens(counts, 2, []).tolist() == [5, 7]  # 7 three times, 5 and 9 once
+    assert frequent_tokens(counts, 3, [11]).tolist() == [5, 7, 11]
+    assert frequent_tokens(counts, 6, [99]).tolist() == [0, 1, 4, 5, 7, 9]  # then what prompts hold, then the first
     assert frequent_tokens(token_counts(rows, 8), 3, []).tolist() == [4, 5, 7]  # of a draft without logits of 9
     with pytest.raises(ConfigError, match="output_tokens is 13, but the vocabulary has 12"):
-        frequent_tokens(token_counts(rows, 12), 13, [])
+        frequent_tokens(counts, 13, [])
 
 
 class Killed(Exception):

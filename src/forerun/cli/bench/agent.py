@@ -45,13 +45,11 @@ def agent(
     model = chosen_model(model)
     chosen = {without_folders(name): spec for name, spec in choose_drafters(model, None, compared.drafters).items()}
     watch = begin(threads, json)
-    from forerun.drafters import chosen_drafter
-    from forerun.engine.opening import check_remembers
     from forerun.lab.bench import agent as bench
     from forerun.lab.bench.recorded import drafter_facts, prompt_facts, target_facts
 
-    for spec in chosen.values() if second_day else ():
-        check_remembers(chosen_drafter(spec, model), "--second-day is given")
+    if second_day:
+        bench.check_second_day(chosen, model)
     plain = open_plain(model, LLMOptions(), prefix_reuse="on")
     most = compared.max_tokens
     prompts = bench.encode_turns(plain, bench.conversation(), most)

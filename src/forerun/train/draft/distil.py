@@ -174,8 +174,8 @@ class ImitationLoss:
         assert spec is not None
         output = spec.output
 
-        def logits(some: Tensor, *rows: Tensor | None) -> Tensor:
-            found = F.linear(some, *rows).float() * output.scale
+        def logits(some: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+            found = F.linear(some, weight, bias).float() * output.scale
             return found if output.softcap is None else softcap(found, output.softcap)
 
         def total(part: Tensor, of_start: Tensor) -> Tensor:
