@@ -8,7 +8,7 @@ import pytest
 
 from forerun import LLM, ConfigError
 from forerun.config import EngineConfig
-from forerun.engine import Engine, Generation
+from forerun.engine import Engine, Generation, opening
 
 PROMPT = "def quicksort(items):"
 
@@ -40,7 +40,10 @@ def test_what_was_answered_is_drafted_after_a_restart(tmp_path: Path, drafter: s
 @pytest.mark.parametrize(
     ("drafter", "k"), [(None, None), ("draft-model", None), ("prompt-lookup", None), ("suffix", 0)]
 )
-def test_without_a_drafter_that_reads_it_is_an_error(tmp_path: Path, drafter: str | None, k: int | None) -> None:
+def test_without_a_drafter_that_reads_it_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, drafter: str | None, k: int | None
+) -> None:
+    monkeypatch.delattr(opening, "load_model")  # it is refused before
     with pytest.raises(ConfigError, match=r"copies nothing from answers of the past. Give a drafter that does"):
         LLM("bundled", drafter, remember=tmp_path / "new" / "answers", num_draft_tokens=k)
     assert not (tmp_path / "new").exists()

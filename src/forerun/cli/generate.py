@@ -7,7 +7,7 @@ import os
 import stat
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -25,6 +25,8 @@ from forerun.utils.fields import Checked, documented, option
 
 if TYPE_CHECKING:
     from forerun.engine import LLM, StreamChunk
+OPENED = ExitStack()
+"""What is closed when the command ends."""
 
 
 @documented
@@ -256,7 +258,7 @@ def open_llm(
     chat_template: str | None = None,
     **settings: Any,
 ) -> LLM:
-    """Load a model. Tests replace this function.
+    """Load a model, which is closed when the command ends. Tests replace this function.
 
     Args:
         chat: check before the weights are read that the model has a chat template, or one is given.
@@ -274,7 +276,8 @@ def open_llm(
         if chat_template is None:
             check_template(tokenizer, model)
         RENDERERS.start()  # it gets ready beside the loading
-    return LLM(model, drafter=drafter, adapter=adapter, tokenizer=tokenizer, chat_template=chat_template, **settings)
+    llm = LLM(model, drafter=drafter, adapter=adapter, tokenizer=tokenizer, chat_template=chat_template, **settings)
+    return OPENED.enter_context(llm)
 
 
 def follow_printing(

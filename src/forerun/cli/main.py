@@ -80,7 +80,8 @@ class Commands(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         try:
-            found = super().invoke(ctx)
+            with generate.OPENED:
+                found = super().invoke(ctx)
             sys.stdout.flush()
         except UsageError as error:
             raise unknown_flag(error) from None

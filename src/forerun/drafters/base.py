@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence as Seq
+from collections.abc import Iterable, Mapping, Sequence as Seq
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,6 +81,7 @@ class Traits:
         acceptance: as the record of its head or draft model tells it. A drafter that calls several leaves it to them.
         num_probes: nodes beside a draft that the target computes and never accepts. A fixed K does not count them.
         continues: its drafts may begin with tokens that it is given (`Drafter.begin_with`).
+        remembers: it copies from answers of the past (`Binding.remembered`).
     """
 
     cost_key: tuple[str, ...] = ()
@@ -94,6 +95,7 @@ class Traits:
     acceptance: Acceptance = UNKNOWN_ACCEPTANCE
     num_probes: int = 0
     continues: bool = False
+    remembers: bool = False
 
     def automatic_policy(self, costs: CostModel) -> SpeculationPolicy:
         """Make the policy that chooses K for such a drafter, by these costs."""
@@ -150,15 +152,15 @@ class Binding:
         tokenizer: the target's; None if it has none.
         seed: for the draws of the drafter; never the seed of the engine's noise, which must be independent.
         prefix_reuse: whether models that draft may take over what they computed for other requests of the same tenant.
-        remembered: opens the target's answers of the past, of which what copies may copy, the first time; returns None
-            where none are kept.
+        remembered: the target's answers of the past, which a drafter whose traits say `remembers` may copy; None where
+            none are kept.
     """
 
     target: LanguageModel
     tokenizer: Any = None
     seed: int | None = None
     prefix_reuse: bool = True
-    remembered: Callable[[], RememberedText | None] = lambda: None
+    remembered: RememberedText | None = None
 
 
 @dataclass(frozen=True, slots=True)

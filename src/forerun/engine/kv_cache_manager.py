@@ -11,6 +11,7 @@ from forerun.config import AUTO, ON, PROMPT_CACHE_SIZE, EngineConfig, MaxModelLe
 from forerun.drafters import Drafter
 from forerun.engine.memory_division import (
     AvailableMemory,
+    beside_remembered,
     held_context,
     most_saved_states,
     num_draft_pages,
@@ -48,6 +49,7 @@ def bound_memory(
         wanted = config.max_batch * pages_for(target.full_context_length)
         draft_pages = [draft_pool.page_nbytes for draft_pool in drafts]
         memory = AvailableMemory.on(target.device).less(held)
+        memory = beside_remembered(memory, config, target.vocab_size, target.device)
         pool.limit(num_pages(config, wanted, pool.page_nbytes, draft_pages, memory))
     assert pool.num_pages is not None
     for draft_pool in drafts:

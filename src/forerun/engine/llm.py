@@ -47,7 +47,7 @@ from forerun.engine.chat_template import (
 )
 from forerun.engine.engine import Engine
 from forerun.engine.kv_cache_manager import bound_memory
-from forerun.engine.opening import Chosen, bound_drafter, check_counts, drafter_of, no_reader, open_target
+from forerun.engine.opening import Chosen, bound_drafter, check_counts, drafter_of, open_target
 from forerun.engine.request_checks import Params, check_text, excess_characters, naming_prompt, one_each, sampling_of
 from forerun.engine.results import Generation, StepOutput, StreamChunk
 from forerun.engine.sequence import Request
@@ -216,20 +216,10 @@ class LLM(Closing, Hinted):
         """Make the drafter and the engine. given: what `chosen` was made of. takes_written: a K that the drafter's text
         has is the engine's."""
         with ExitStack() as opening:
-            file = config.remember
-            size = config.remember_size
-            opened: list[RememberedText] = []
-
-            def remembered() -> RememberedText | None:
-                if file is not None and not opened:
-                    opened.append(opening.enter_context(self._open_remembered(file, size)))
-                return opened[0] if opened else None
-
-            if file is not None and config.num_draft_tokens == 0:
-                raise ConfigError(no_reader(file, None))
+            remembered: RememberedText | None = None
+            if config.remember is not None:
+                remembered = opening.enter_context(self._open_remembered(config.remember, config.remember_size))
             config = self._bind_drafter(chosen, given, config, takes_written, remembered)
-            if file is not None and not opened:  # nor made, nor written anew
-                raise ConfigError(no_reader(file, self.drafter_name))
             bound_memory(self.target, self.drafter, config, max_model_len)
             if reason := self.target.context_reason:
                 _log.info("contexts up to %s tokens: %s", f"{self.target.context_length:,}", reason)
@@ -245,7 +235,7 @@ class LLM(Closing, Hinted):
                 tokenizer=self.tokenizer,
                 config=config,
                 bounds_memory=False,
-                remembered=opened[0] if opened else None,
+                remembered=remembered,
             )
             if self.adapting is not None:
                 self.adapting.start()
@@ -272,7 +262,7 @@ class LLM(Closing, Hinted):
         given: Drafters,
         config: EngineConfig,
         takes_written: bool,
-        remembered: Callable[[], RememberedText | None],
+        remembered: RememberedText | None,
     ) -> EngineConfig:
         """Make the drafter and bind it to the target. Returns the options with the K that its text has, if any."""
         self.drafter: Drafter | None = None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -21,6 +22,7 @@ from forerun.config import (
     DEFAULT_DTYPE,
     MAX_NUM_DRAFT_TOKENS,
     MEMORY_LOG,
+    REMEMBER_SIZE,
     EngineConfig,
     MaxModelLen,
 )
@@ -30,11 +32,13 @@ from forerun.errors import ConfigError, DrafterError, ModelLoadError, NotEnoughM
 from forerun.models.loading.load import inherited_dtype
 from forerun.models.memory_plan import ModelMemory, model_memory
 from forerun.utils.deferred import DeferredModule
-from forerun.utils.machine import GIB, available_memory, total_memory
+from forerun.utils.machine import GIB, MIB, available_memory, total_memory
 
 if TYPE_CHECKING:
+    from forerun.drafters.lookup.remembered import remembered_text
     from forerun.drafters.models.head_files import memory as heads
 else:
+    remembered_text = DeferredModule("forerun.drafters.lookup.remembered.remembered_text")
     heads = DeferredModule("forerun.drafters.models.head_files.memory")
 
 DraftMemory: TypeAlias = "ModelMemory | heads.HeadMemory"
@@ -151,6 +155,32 @@ def num_pages(config: EngineConfig, wanted: int, page: int, draft_pages: Sequenc
         left = memory.available - DRAFT_PAGES_EACH * config.max_batch * drafts
         most = min(most, left // (page + DRAFT_PAGES * drafts))
     return max(1, most)
+
+
+def beside_remembered(
+    memory: AvailableMemory, config: EngineConfig, vocab_size: int, device: torch.device
+) -> AvailableMemory:
+    """Return the memory that is left beside the answers of `remember`, as many as its file holds, being sorted.
+
+    Raises:
+        NotEnoughMemoryError: they take more.
+    """
+    if config.remember is None or device.type == "cuda":
+        return memory
+    size = int((config.remember_size or REMEMBER_SIZE) * MIB)
+    if config.remember_size is None:
+        with suppress(OSError, ValueError):  # the file is made, or refused when it is opened
+            size = Path(config.remember).stat().st_size
+    needed = remembered_text.sorting_nbytes(size, vocab_size)
+    if memory.available is not None and needed > memory.available:
+        raise NotEnoughMemoryError(
+            f"remember holds up to {size / MIB:g} MiB of answers, which take {_size(needed)} of memory while they are "
+            f"sorted, but beside weights and scratch {_size(memory.available)} are available. Lower remember_size, or "
+            "end other programs.",
+            needed,
+            memory.available,
+        )
+    return memory.less(needed)
 
 
 def num_draft_pages(num_target_pages: int, config: EngineConfig) -> int:
@@ -280,7 +310,10 @@ class MemoryPlan:
             config.max_batch * target.pages_for(target.context_length),
             target.page_nbytes,
             [draft.page_nbytes for draft in drafts],
-            memory.less(weights + scratch + states_nbytes(config, target.state_nbytes)),
+            beside_remembered(
+                memory.less(weights + scratch + states_nbytes(config, target.state_nbytes)),
+                *(config, target.vocab_size, target.device),
+            ),
         )
         each = target.pages_for
         page = target.page_nbytes

@@ -13,7 +13,7 @@ from torch import nn
 
 from forerun.config import AUTO, DEFAULT_DRAFTER, MEMORY_LOG, EngineConfig, MaxModelLen, NumDraftTokens
 from forerun.drafters import Binding, Drafter, check_drafter_text, chosen_drafter, make_drafter
-from forerun.drafters.build import Drafters, found_for, with_auto
+from forerun.drafters.build import Drafters, build_drafter, found_for, with_auto
 from forerun.drafters.parse_text import drafter_of_vllm, source_texts, split_spec
 from forerun.drafters.registry import DRAFTERS
 from forerun.engine.memory_division import MemoryPlan, bounded
@@ -101,6 +101,8 @@ def open_target(
     Raises:
         ConfigError, ModelLoadError, NotEnoughMemoryError: as `LLM`.
     """
+    if config.remember is not None:
+        check_remembers(None if config.num_draft_tokens == 0 else drafter, target, f"remember is {config.remember!r}")
     if not isinstance(target, (str, Path)):
         _check_loaded(target, adapter, quantize, kv_cache_dtype, max_model_len)
         return target, tokenizer, chosen_drafter(drafter, target)
@@ -159,9 +161,17 @@ def _check_tokenizer(given: Drafters, binding: Binding) -> None:
         raise DrafterError("the target was loaded without its tokenizer. Give LLM its name, or the tokenizer.")
 
 
-def no_reader(file: str | None, drafter: str | None) -> str:
-    """Return the words of the error for a file of answers that no drafter reads."""
-    return (
-        f"remember is {file!r}, but {drafter or 'plain decoding'} copies nothing from answers of the past. Give a "
-        f"drafter that does, {DEFAULT_DRAFTER} or a hybrid with it, or leave remember out."
+def check_remembers(drafter: Drafters, target: str | Path | LanguageModel, said: str) -> None:
+    """Check that a target's drafter copies from answers of the past. said: what asks for it.
+
+    Raises:
+        ConfigError: it does not. DrafterError: as `build_drafter`.
+    """
+    chosen = chosen_drafter(drafter, target)
+    if chosen is not None and any(each.traits.remembers for each in build_drafter(chosen)[0].members):
+        return
+    name = type(chosen).__name__ if isinstance(chosen, Drafter) else chosen
+    raise ConfigError(
+        f"{said}, but {name or 'plain decoding'} copies nothing from answers of the past. Give a drafter that does, "
+        f"{DEFAULT_DRAFTER} or a hybrid with it, or leave that out."
     )

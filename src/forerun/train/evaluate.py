@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
+from forerun.errors import ConfigError
 from forerun.train.accelerator import model_vocabulary
 from forerun.train.data.packed import NO_DOCUMENT, PackedShard
 from forerun.train.draft.parallel import MaskLayout, mask_token_of
@@ -56,18 +58,55 @@ def behind_first(documents: Tensor) -> Tensor:
     return found
 
 
-def packed_inputs(model: PreTrainedModel, tokens: Tensor, documents: Tensor) -> dict[str, Tensor]:
+def packed_inputs(model: PreTrainedModel, tokens: Tensor, documents: Tensor) -> dict[str, Any]:
     """Return what a model is fed to compute packed rows as if each of their documents were alone.
 
     tokens: int64 [B, T]. documents: [B, T].
     """
-    mask = document_mask(documents)
-    if model.config._attn_implementation == "eager":  # it adds masks
-        mask = torch.zeros(mask.shape, device=mask.device).masked_fill(~mask, torch.finfo(torch.float32).min)
     begins = F.pad(documents[:, 1:] != documents[:, :-1], (1, 0))
     places = torch.arange(tokens.shape[1], device=tokens.device)
     positions = places - (places * begins).cummax(1).values
+    mask = seen_by(model, document_mask(documents), positions)
     return {"input_ids": tokens, "attention_mask": mask, "position_ids": positions}
+
+
+def masked_inputs(
+    model: PreTrainedModel, layout: MaskLayout, tokens: Tensor, documents: Tensor, mask_token: int
+) -> dict[str, Any]:
+    """Return what a model is fed to compute packed rows with mask tokens. Arguments as those of `MaskLayout.inputs`."""
+    inputs = layout.inputs(tokens, documents, mask_token)
+    return inputs | {"attention_mask": seen_by(model, inputs["attention_mask"], inputs["position_ids"])}
+
+
+def seen_by(model: PreTrainedModel, mask: Tensor, positions: Tensor) -> Tensor | dict[str, Tensor]:
+    """Return a mask of attention as a model takes it: within the window of those layers that have one.
+
+    mask: bool [B, 1, N, N]. positions: [B, N].
+
+    Raises:
+        ConfigError: the rows are longer than the window of a model that has layers of further kinds.
+    """
+
+    def taken(each: Tensor) -> Tensor:
+        if model.config._attn_implementation != "eager":
+            return each
+        least = torch.finfo(torch.float32).min  # it adds masks
+        return torch.zeros(each.shape, device=each.device).masked_fill(~each, least)
+
+    window = getattr(model.config, "sliding_window", None)
+    if window is None or window >= mask.shape[-1]:
+        return taken(mask)
+    near = taken(mask & (positions[:, None, :, None] - positions[:, None, None, :] < window))
+    masks = {"full_attention": taken(mask), "sliding_attention": near}
+    kinds = getattr(model.config, "layer_types", None)
+    if kinds is None:  # all layers have it
+        return near
+    if masks.keys() >= {*kinds}:
+        return masks
+    raise ConfigError(
+        f"A draft of type {model.config.model_type!r} has layers with a window of {window} tokens beside others than "
+        "of attention: it cannot be trained on longer rows. Give a smaller window of rows, or another start."
+    )
 
 
 def next_tokens(logits: Tensor, temperature: float, generator: torch.Generator) -> Tensor:
@@ -233,7 +272,8 @@ def drafted_logits(
         yield F.linear(states, weight, bias).float()
         return
     layout = MaskLayout.whole(tokens, first, num_tokens)
-    inputs = layout.inputs(tokens, torch.zeros_like(tokens) if documents is None else documents, mask_token)
+    documents = torch.zeros_like(tokens) if documents is None else documents
+    inputs = masked_inputs(draft, layout, tokens, documents, mask_token)
     hidden = draft.base_model(**inputs, use_cache=False).last_hidden_state[:, first:]
     for part in hidden.split(tokens.shape[1] - first, 1):
         yield F.linear(part, weight, bias).float()

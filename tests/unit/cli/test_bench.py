@@ -14,7 +14,7 @@ import pytest
 import traffic_world
 from fake_peers import fake_interpreter
 from families import make_family
-from forerun.cli.bench import replay, shared
+from forerun.cli.bench import agent, replay, shared
 from forerun.errors import ConfigError
 from forerun.kernels.cpu import native
 from forerun.lab.bench import acceptance as acceptance_rate, forward as roofline, generate
@@ -42,6 +42,13 @@ def test_whole_numbers() -> None:
 def test_counts_and_temperatures() -> None:
     assert shared.draft_counts("auto, 4") == ["auto", 4]
     assert shared.non_negative("0,1.5", "--temperatures") == [0, 1.5]
+
+
+def test_a_drafter_that_remembers_nothing_has_no_second_day(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(agent, "open_plain")
+    drafters = "suffix,prompt-lookup"
+    result = invoke("bench", "agent", "bundled", "--second-day", "--drafters", drafters)
+    assert "--second-day is given, but prompt-lookup copies nothing from answers of the past" in result.output
 
 
 def cells(module: ModuleType, row: object) -> list[str]:

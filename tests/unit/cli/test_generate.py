@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from forerun import Grammar
+from forerun import LLM, Grammar
 from forerun.cli import generate
 from forerun.cli.answers import stderr_lines
 from forerun.cli.main import app
@@ -505,3 +505,21 @@ def test_a_chat_template_of_a_file(invoke: Invoke, opened: dict[str, Any], tmp_p
     assert result.exit_code == 2 and "it.jinja: it cannot be read" in result.stderr
     (tmp_path / "it.jinja").write_text("{{ messages }}")
     assert invoke("generate", "a prompt", *flags).exit_code == 0 and opened["chat_template"] == "{{ messages }}"
+
+
+@pytest.mark.parametrize(("text", "code"), [("a prompt", 0), ("", 2)])
+def test_what_it_opened_is_closed(
+    invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, code: int
+) -> None:
+    closed = []
+    close = LLM.close
+
+    def noted(llm: LLM) -> None:
+        closed.append(llm.engine.remembered)
+        close(llm)
+
+    monkeypatch.setattr(LLM, "close", noted)
+    path = tmp_path / "answers"
+    made = invoke("generate", text, "--model", "bundled", "--drafter", "suffix", "--remember", str(path))
+    assert made.exit_code == code, made.output
+    assert [each is not None for each in closed] == [True]

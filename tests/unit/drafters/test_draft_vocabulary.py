@@ -186,6 +186,13 @@ def test_a_model_of_other_kernels_computes_all(tmp_path: Path, monkeypatch: pyte
     with pytest.raises(ConfigError, match=r"computes all outputs at once.*Leave draft_vocab out"):
         DraftModel(model, draft_vocab=16).bind(Binding(model))
     DraftModel(model).bind(Binding(model))
+    DraftModel(model, draft_vocab=0).bind(Binding(model))
+    model.output_tokens = torch.arange(16)
+    with pytest.raises(
+        ConfigError, match=r"draft_vocab is 0, but .* only the 16 tokens that it was trained to propose"
+    ):
+        DraftModel(model, draft_vocab=0).bind(Binding(model))
+    DraftModel(model).bind(Binding(model))
 
 
 @native_only

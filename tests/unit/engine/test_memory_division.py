@@ -17,6 +17,7 @@ from forerun.drafters import Binding, make_drafter
 from forerun.drafters.models.head_files.folder import save_head
 from forerun.drafters.models.heads.config import StoredHead
 from forerun.engine import Engine, memory_division, opening
+from forerun.engine.kv_cache_manager import bound_memory
 from forerun.engine.memory_division import AvailableMemory, MemoryPlan, num_draft_pages, num_pages
 from forerun.errors import ModelLoadError, NotEnoughMemoryError
 from forerun.models import load_model
@@ -62,6 +63,23 @@ def test_cache_memory_beside_the_weights(monkeypatch: pytest.MonkeyPatch) -> Non
     assert plan.num_pages == int(1.5 * GIB) // plan.target.page_nbytes
     limit(monkeypatch, None)
     assert MemoryPlan.of("bundled", None, EngineConfig(cache_memory=2000)).num_pages > 10**6
+
+
+def test_what_is_remembered_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    limit(monkeypatch, 2 * GIB)
+    remember = str(tmp_path / "answers")
+    with monkeypatch.context() as patched:
+        patched.delattr(opening, "load_model")  # it is refused before
+        with pytest.raises(NotEnoughMemoryError, match=r"up to 4096 MiB of answers, .* Lower remember_size"):
+            LLM("bundled", "suffix", remember=remember, remember_size=4096)
+    (tmp_path / "answers").write_bytes(bytes(40 * MIB))
+    plain, ordinary, as_it_is = (
+        MemoryPlan.of("bundled", "suffix", EngineConfig(max_batch=10**4, **given))
+        for given in ({}, {"remember": remember, "remember_size": 16}, {"remember": remember})
+    )
+    page = plain.target.page_nbytes
+    assert (plain.num_pages - as_it_is.num_pages) * page == pytest.approx(40 * 25 * MIB, abs=page)
+    assert (plain.num_pages - ordinary.num_pages) * page == pytest.approx(16 * 25 * MIB, abs=page)
 
 
 def test_draft_models_count(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,6 +167,9 @@ def test_the_engine_bounds_its_pool_by_the_same_rule(monkeypatch: pytest.MonkeyP
     Engine(small)
     assert small.pool.num_pages is not None
     assert 1 <= small.pool.num_pages <= 40 * MIB // small.pool.page_nbytes < plan.num_pages
+    remembering = EngineConfig(remember="there is none")
+    with pytest.raises(NotEnoughMemoryError, match="up to 16 MiB of answers"):
+        bound_memory(load_model("bundled"), None, remembering)
     with pytest.raises(NotEnoughMemoryError, match="cache_memory is 1 GiB"):
         Engine(small, config=EngineConfig(cache_memory=1))
 

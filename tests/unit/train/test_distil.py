@@ -21,11 +21,11 @@ from forerun.models import Rows, load_draft_model
 from forerun.train import accelerator, card as folder, commands
 from forerun.train.checkpoint import CHECKPOINT
 from forerun.train.corpus import SourceFile
-from forerun.train.data.packed import PackedDocument, PackedShard, pack
+from forerun.train.data.packed import PackedDocument, PackedShard, frequent_tokens, pack, token_counts
 from forerun.train.defaults import LOSSES, DraftTraining, LossName, Pruning
 from forerun.train.draft import distil as distil_loss, samples
 from forerun.train.draft.distil import DistillationLoss
-from forerun.train.draft.samples import frequent_tokens, mask_unproposed, output_tokens_of, restrict
+from forerun.train.draft.samples import mask_unproposed, output_tokens_of, restrict
 from forerun.train.loop import Loop
 from forerun.utils.vocabulary import fingerprint
 from soft_labels import softmax_top
@@ -135,12 +135,13 @@ def test_a_loss_in_parts_is_the_whole_one_and_so_are_its_gradients(monkeypatch: 
 def test_the_tokens_that_answers_hold_most_often_are_proposed(tmp_path: Path) -> None:
     answers = [PackedDocument([4, 4, 4, 5, 7], [False] * 3 + [True] * 2), PackedDocument([4, 9, 7, 7], [True] * 4)]
     rows = pack(answers, tmp_path, window=16, vocab_size=12, made_from={})
-    assert frequent_tokens(rows, 2, 12, []).tolist() == [5, 7]  # 7 three times, 5 and 9 once
-    assert frequent_tokens(rows, 3, 12, [11]).tolist() == [5, 7, 11]
-    assert frequent_tokens(rows, 6, 12, [99]).tolist() == [0, 1, 4, 5, 7, 9]  # then what prompts hold, then the first
-    assert frequent_tokens(rows, 3, 8, []).tolist() == [4, 5, 7]  # of a draft without logits of 9
+    counts = token_counts(rows, 12)
+    assert frequent_tokens(counts, 2, []).tolist() == [5, 7]  # 7 three times, 5 and 9 once
+    assert frequent_tokens(counts, 3, [11]).tolist() == [5, 7, 11]
+    assert frequent_tokens(counts, 6, [99]).tolist() == [0, 1, 4, 5, 7, 9]  # then what prompts hold, then the first
+    assert frequent_tokens(token_counts(rows, 8), 3, []).tolist() == [4, 5, 7]  # of a draft without logits of 9
     with pytest.raises(ConfigError, match="output_tokens is 13, but the vocabulary has 12"):
-        frequent_tokens(rows, 13, 12, [])
+        frequent_tokens(counts, 13, [])
 
 
 class Killed(Exception):

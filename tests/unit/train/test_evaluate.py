@@ -2,12 +2,14 @@ from __future__ import annotations
 
 import copy
 import math
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 
 from families import VOCAB, tiny_model
+from forerun.errors import ConfigError
 from forerun.train.corpus import SourceFile
 from forerun.train.data.packed import NO_DOCUMENT
 from forerun.train.evaluate import (
@@ -82,10 +84,20 @@ def test_continuations_are_greedy() -> None:
     assert torch.equal(tokens, expected)
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma2", "gpt2", "opt"])
-def test_packed_documents_are_computed_as_if_each_were_alone(family: str) -> None:
-    """With positions of their own (gpt2, opt), and masks that are added (gemma2)."""
-    model = tiny_model(family)
+@pytest.mark.parametrize(
+    ("family", "options"),
+    [
+        ("llama", {}),
+        ("gemma2", {}),
+        ("gpt2", {}),
+        ("opt", {}),
+        ("mistral", {"sliding_window": 4}),
+        ("gemma2", {"sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"]}),
+    ],
+)
+def test_packed_documents_are_computed_as_if_each_were_alone(family: str, options: dict[str, Any]) -> None:
+    """With positions of their own (gpt2, opt), masks that are added (gemma2), and windows of all layers or some."""
+    model = tiny_model(family, **options)
     lengths = [9, 2, 7]
     tokens = torch.randint(0, VOCAB, (2, 20), generator=torch.Generator().manual_seed(1))
     documents = torch.repeat_interleave(torch.tensor([0, 1, 2, NO_DOCUMENT]), torch.tensor([*lengths, 2]))
@@ -100,3 +112,13 @@ def test_padding_of_parallel_chains_is_no_token() -> None:
     perfect = torch.ones(4, 10).triu()  # row k begins with k columns of padding
     (found,) = acceptance_of([perfect, perfect[:, :7]], 0.0, 4)
     assert found.per_token == found.rate == 1.0 and found.tokens == 17
+
+
+def test_windows_beside_other_kinds_of_layers_are_refused_where_rows_are_longer() -> None:
+    model = tiny_model("llama")
+    model.config.sliding_window = 8
+    model.config.layer_types = ["conv", "sliding_attention"]
+    tokens = torch.zeros(1, 9, dtype=torch.int64)
+    with pytest.raises(ConfigError, match="'llama' has layers with a window of 8 tokens beside others"):
+        packed_inputs(model, tokens, tokens)
+    packed_inputs(model, tokens[:, :8], tokens[:, :8])

@@ -30,7 +30,7 @@ from forerun.errors import ConfigError
 from forerun.export.gguf import export_llama_cpp
 from forerun.train.block import BlockKind
 from forerun.train.checkpoint import CHECKPOINT, FILE_NAME, TARGET, LoopState, save_checkpoint
-from forerun.train.data.packed import PackedDocument, pack
+from forerun.train.data.packed import PackedDocument, frequent_tokens, pack, token_counts
 from forerun.train.eagle import EagleKind
 from forerun.train.heads.commands import PreparedRun, evaluate_head, measure_head, prepare_head, train_head
 from forerun.train.heads.evaluate import HeldOut
@@ -43,7 +43,7 @@ from forerun.train.heads.options import (
     MedusaTraining,
 )
 from forerun.train.heads.run import run_training
-from forerun.train.heads.start import HeadKind, draft_vocabulary, token_counts
+from forerun.train.heads.start import HeadKind
 from forerun.train.loop import Loop
 from forerun.train.medusa import MedusaKind
 from forerun.utils.files import locked, sealed_file
@@ -353,9 +353,10 @@ def test_a_quantized_gguf_file_is_a_target(starts: Starts, tmp_path: Path) -> No
 def test_a_draft_vocabulary_is_of_the_tokens_that_are_learnt(tmp_path: Path) -> None:
     document = PackedDocument([7, 7, 7, 5, 6], [False, False, False, True, True])
     rows = pack([document], tmp_path / "packed", window=8, vocab_size=9, made_from={})
-    counts = token_counts(rows)
-    assert counts.nonzero().flatten().tolist() == [5, 6]
-    assert draft_vocabulary(counts, 3, frozenset({8})).tolist() == [5, 6, 8]
+    counts = token_counts(rows, 9)
+    assert counts[0].nonzero().flatten().tolist() == [5, 6]
+    assert frequent_tokens(counts, 3, [8]).tolist() == [5, 6, 8]
+    assert frequent_tokens(counts, 3, []).tolist() == [5, 6, 7]  # then what prompts hold
 
 
 def test_a_tree_of_medusa_heads_grows_by_what_is_counted_after_training(starts: Starts, tmp_path: Path) -> None:

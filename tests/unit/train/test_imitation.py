@@ -100,6 +100,18 @@ def test_a_draft_that_lacks_a_layer_which_does_nothing_has_nothing_to_learn(tmp_
         assert float(ImitationLoss().mean(model, others)) > float(least) + 0.2
 
 
+@pytest.mark.parametrize(("family", "scaled"), [("gemma2", "final_logit_softcapping"), ("granite", "logits_scaling")])
+def test_logits_are_those_of_the_model(family: str, scaled: str) -> None:
+    draft = tiny_model(family, **{scaled: 2.0})
+    tokens = torch.randint(0, VOCAB, (1, 20), generator=torch.Generator().manual_seed(1))
+    documents = torch.zeros(1, 20, dtype=torch.int64)
+    with torch.no_grad():
+        found = draft(tokens, use_cache=False, output_hidden_states=True)
+        loss = ImitationLoss().mean(draft, (tokens.int(), documents, torch.stack(found.hidden_states[1:], 2)))
+    least = torch.distributions.Categorical(logits=found.logits[0, 1:]).entropy().mean()
+    assert float(loss) == pytest.approx(float(least), abs=1e-3)
+
+
 def test_what_agrees_already_leaves_the_output_layer_alone() -> None:
     """The wanted distribution is of this very layer; sharper ones are not what is learnt."""
     draft = tiny_model("llama")

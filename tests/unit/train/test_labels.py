@@ -17,6 +17,7 @@ from forerun.train.checkpoint import FILE_NAME, TARGET
 from forerun.train.draft import samples
 from forerun.train.draft.distil import DistillationLoss
 from forerun.train.draft.samples import Labels, ShardBatches
+from forerun.train.heads import target_states
 from forerun.train.losses import at_tokens, distillation_loss
 from gguf_files import write_gguf
 from soft_labels import drawn_rows
@@ -50,7 +51,7 @@ def test_labels_are_the_targets_own_distributions(
     """Of several documents in a row, each fed alone here and many at once there."""
     target = quantized(kind, folder, tmp_path)
     rows = drawn_rows(tmp_path / "rows", VOCAB, LENGTHS)
-    monkeypatch.setitem(samples._ROWS_AT_ONCE, "cpu", 40)
+    monkeypatch.setitem(target_states.FORWARD_ROWS, "cpu", 40)
     batch = rows.rows(list(range(len(rows))))
     shard = Labels(target, rows, tmp_path / "labels", TOP).of(batch)
     seen = 0

@@ -11,8 +11,9 @@ import pytest
 import torch
 from rich.console import Console
 from torch import Tensor
-from transformers import LlamaForCausalLM
+from transformers import LlamaForCausalLM, PreTrainedModel
 
+from families import tiny_model
 from forerun import LLM, DraftModel, SamplingParams
 from forerun.errors import ConfigError
 from forerun.models import load_model
@@ -54,7 +55,7 @@ def packed() -> tuple[Tensor, Tensor, Tensor]:
     return tokens, documents, wanted
 
 
-def alone(draft: LlamaForCausalLM, known: Tensor, depth: int) -> Tensor:
+def alone(draft: PreTrainedModel, known: Tensor, depth: int) -> Tensor:
     """[V] the logits that a draft gives after known tokens and so many mask tokens, as it drafts."""
     fed = torch.cat([known, torch.full((depth,), MASK)])
     logits: Tensor = draft(fed[None]).logits[0, -1]
@@ -117,6 +118,17 @@ def test_acceptance_is_by_position_of_the_chains_that_it_drafts() -> None:
     assert [agreed[0, k, 6 + k].item() for k in range(3)] == [1.0, 1.0, 1.0]  # a chain lies on a diagonal
     (found,) = acceptance_of(list(agreed), 0.0, K)
     assert found.tokens == 18 and found.per_position[0] > 0
+
+
+@torch.inference_mode()
+def test_mask_tokens_see_no_further_than_the_window_of_a_draft() -> None:
+    draft = tiny_model("mistral", vocab_size=320, sliding_window=6)
+    draft.config.pard_token = MASK
+    text = torch.randint(0, 300, (1, 24), generator=torch.Generator().manual_seed(3))
+    for depth, logits in enumerate(drafted_logits(draft, text, None, K, first=5)):
+        for place in (0, 6, 17):
+            wanted = alone(draft, text[0, : place + 6], depth)
+            torch.testing.assert_close(logits[0, place], wanted, atol=1e-3, rtol=1e-3)
 
 
 def test_a_trained_one_is_an_ordinary_folder_that_drafts_in_parallel(

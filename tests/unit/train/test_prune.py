@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -12,9 +13,9 @@ import torch
 import transformers as tf
 from torch import Tensor
 
-from families import DESCRIBED, VOCAB, tiny_model
+from families import DESCRIBED, VOCAB, make_family, tiny_model
 from forerun.errors import ConfigError, IncompatibleDrafterError
-from forerun.models import LanguageModel
+from forerun.models import LanguageModel, load_model
 from forerun.models.families.table import spec_of
 from forerun.models.loading.configuration import OUTPUT_TOKENS
 from forerun.train.checkpoint import Weights
@@ -224,6 +225,15 @@ def test_a_drafts_size_is_judged_by_what_a_token_costs() -> None:
         check_size(tied, inner, 200)
     for model in (tied, untied):
         assert target_parameters(cast(LanguageModel, Weights(model))) == step_parameters(model)
+
+
+@pytest.mark.parametrize("family", ["qwen3_moe", "mixtral"])
+def test_of_experts_those_of_a_token_count(tmp_path: Path, family: str) -> None:
+    model = tiny_model(family)
+    experts = [part for name, part in model.named_parameters() if ".experts." in name]
+    idle = sum(part.numel() // len(part) * (len(part) - model.config.num_experts_per_tok) for part in experts)
+    target = load_model(make_family(family, tmp_path))
+    assert target_parameters(target) == step_parameters(model) - idle < step_parameters(model)
 
 
 def test_a_start_with_other_tokens_is_refused_and_padding_is_none() -> None:

@@ -48,6 +48,8 @@ def agent(
     from forerun.lab.bench import agent as bench
     from forerun.lab.bench.recorded import drafter_facts, prompt_facts, target_facts
 
+    if second_day:
+        bench.check_second_day(chosen, model)
     plain = open_plain(model, LLMOptions(), prefix_reuse="on")
     most = compared.max_tokens
     prompts = bench.encode_turns(plain, bench.conversation(), most)

@@ -202,10 +202,10 @@ class Suffix(CopyDrafter):
     @property
     def traits(self) -> Traits:
         reads = ("alone" if self._tenants is None else "shared", *(("remembered",) if self._remembered else ()))
-        return Traits(("Suffix", *reads), estimates=True, can_sleep=True)
+        return Traits(("Suffix", *reads), estimates=True, can_sleep=True, remembers=True)
 
     def bind(self, binding: Binding) -> None:
-        self._remembered = binding.remembered()
+        self._remembered = binding.remembered
         if self._remembered is not None:
             remembered = [rate * factor for rate in COPY_RATES for factor in SHARE_FACTORS]
             self._rates = Rates((*COPY_RATES, *remembered))

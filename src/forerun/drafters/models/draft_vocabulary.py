@@ -193,7 +193,7 @@ def chosen_vocabulary(
             propose with some of requests beside them, or DRAFT_VOCAB if the vocabulary has more than twice as many.
 
     Raises:
-        ConfigError: as `DraftVocabulary`.
+        ConfigError: as `DraftVocabulary`; all are asked for, but it computes only those that it was trained to propose.
     """
     trained = model.output_tokens
     num_columns = columns.num_columns
@@ -201,6 +201,12 @@ def chosen_vocabulary(
     if trained is None and (is_small or size in (0, num_columns)):
         return None
     if not size and not _can_choose(model, columns):
+        if trained is not None and size is not None:
+            raise ConfigError(
+                f"draft_vocab is 0, but {model.name} computes only the {len(trained):,} tokens that it was trained to "
+                "propose: the native CPU kernels alone compute others, of models that can draft every token. Leave "
+                "draft_vocab out."
+            )
         return None
     num_held = None
     if size is None and trained is not None:

@@ -17,6 +17,7 @@ import forerun
 from forerun.config import SamplingParams
 from forerun.engine import LLM
 from forerun.engine.chat_template import encode
+from forerun.engine.opening import check_remembers
 from forerun.lab.bench.prompts import BenchPrompt, check_lengths
 from forerun.lab.bench.tables import Columns
 
@@ -230,6 +231,12 @@ DAY_COLUMNS: Columns[RememberingDay] = {
 }
 
 
+def check_second_day(drafters: Mapping[str, str], target: str) -> None:
+    """Raise ConfigError if one of a target's drafters copies nothing from answers of the past."""
+    for spec in drafters.values():
+        check_remembers(spec, target, "--second-day is given")
+
+
 def measure_second_day(
     plain: LLM,
     drafters: Mapping[str, str],
@@ -247,7 +254,7 @@ def measure_second_day(
         folder: for the files of answers.
 
     Raises:
-        ConfigError: a drafter reads no answers of the past.
+        ConfigError: as `check_second_day`.
     """
     say(f"{len(second)} turns of the second day, plain decoding")
     base = replay_turns(plain, second, max_tokens)
@@ -258,6 +265,8 @@ def measure_second_day(
             say(f"{about} with {name}")  # noqa: B023 - called in this round
             llm = LLM(plain.target, spec, tokenizer=plain.tokenizer, prefix_reuse="on", remember=file)  # noqa: B023
             with llm:
+                if llm.engine.remembered is not None:
+                    llm.engine.remembered.settle()
                 return replay_turns(llm, prompts, max_tokens)
 
         file = folder / f"answers-{number}"

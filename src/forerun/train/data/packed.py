@@ -39,6 +39,8 @@ SHARD_BYTES = 16 << 20
 OPEN_ROWS = 256
 """Rows that are being filled; each document goes into the fullest one that it fits into."""
 _BYTES_PER_TOKEN = 9
+_COUNTED_ROWS = 256
+"""Rows whose tokens are counted at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,3 +293,30 @@ class _Writer:
         self._counts["tokens"] += int((documents != NO_DOCUMENT).sum())
         self._counts["wanted"] += int(wanted.sum())
         self._full = []
+
+
+def token_counts(rows: PackedShard, size: int) -> tuple[Tensor, Tensor]:
+    """Count the tokens whose prediction is trained, and all, each of the first `size` ids, [size] int64."""
+    wanted = torch.zeros(size, dtype=torch.int64)
+    held = torch.zeros(size, dtype=torch.int64)
+    for first in range(0, len(rows), _COUNTED_ROWS):
+        batch = rows.rows(list(range(first, min(first + _COUNTED_ROWS, len(rows)))))
+        wanted += torch.bincount(batch.tokens[batch.wanted], minlength=size)[:size]
+        held += torch.bincount(batch.tokens[batch.documents != NO_DOCUMENT], minlength=size)[:size]
+    return wanted, held
+
+
+def frequent_tokens(counts: tuple[Tensor, Tensor], count: int, always: Iterable[int]) -> Tensor:
+    """Select the `count` tokens of a draft's vocabulary, int64 and rising: `always`, those that are trained most often,
+    then those that rows hold, then the lowest ids, which byte-pair vocabularies give to frequent tokens.
+
+    counts: as `token_counts` gives them.
+
+    Raises:
+        ConfigError: there are fewer in the vocabulary.
+    """
+    wanted, held = (each.numpy() for each in counts)
+    if count > len(wanted):
+        raise ConfigError(f"output_tokens is {count:,}, but the vocabulary has {len(wanted):,} tokens. Give fewer.")
+    chosen = np.isin(np.arange(len(wanted)), [*always])
+    return torch.from_numpy(np.sort(np.lexsort((-held, -wanted, ~chosen))[:count]))

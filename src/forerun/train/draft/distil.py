@@ -19,8 +19,10 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from forerun.drafters.models.heads.fingerprint import target_fingerprint
+from forerun.kernels.torch.elementwise import softcap
 from forerun.models import LanguageModel, load_model
 from forerun.models.decoders import llama_refusal
+from forerun.models.families.table import description_of
 from forerun.models.loading.configuration import MASK_TOKEN
 from forerun.train.accelerator import (
     MICRO_TOKENS,
@@ -42,7 +44,7 @@ from forerun.train.checkpoint import (
     pinned,
     pinned_weights,
 )
-from forerun.train.data.packed import NO_DOCUMENT, PackedShard
+from forerun.train.data.packed import NO_DOCUMENT, PackedShard, frequent_tokens, token_counts
 from forerun.train.defaults import WARMUP_STEPS, DraftTraining, LossName
 from forerun.train.draft.fit import fit
 from forerun.train.draft.judge import HeldOutRows
@@ -52,11 +54,10 @@ from forerun.train.draft.samples import (
     MOST_COLUMNS,
     Labels,
     ShardBatches,
-    frequent_tokens,
     output_tokens_of,
     restrict,
 )
-from forerun.train.evaluate import behind_first, output_rows, packed_inputs
+from forerun.train.evaluate import behind_first, masked_inputs, output_rows, packed_inputs
 from forerun.train.heads.target_states import TargetStates
 from forerun.train.loop import Batch, Evaluations, Loop, StageProgress, Workers
 from forerun.train.losses import distillation_loss
@@ -129,7 +130,7 @@ class DistillationLoss:
         mask_token = mask_token_of(draft)
         if self.parallel is not None and mask_token is not None:
             layout = MaskLayout.drawn(counted, self.parallel, int(numbers[0]))
-            inputs = layout.inputs(tokens, documents, mask_token)
+            inputs = masked_inputs(draft, layout, tokens, documents, mask_token)
             ids = layout.at(ids)
             probs = layout.at(probs)
             counted = layout.at(counted) & layout.is_within(documents)
@@ -162,7 +163,7 @@ class ImitationLoss:
 
     After each layer that it keeps, its state should be the one that enters the next of these there, as if the layers
     between were still computed: the squared difference over that state's variance, number by number. After the final
-    norm, the forward KL of the logits that the output layer makes of both comes to it.
+    norm, the forward KL of the logits, scaled and capped as the model's, of both comes to it.
 
     Attributes: as those of `DistillationLoss`.
     """
@@ -181,10 +182,17 @@ class ImitationLoss:
         of_start_rows = weight.detach(), None if bias is None else bias.detach()
         inputs = packed_inputs(draft, tokens.long(), documents)
         wanted = states[used].float()
+        spec = description_of(draft.config).served
+        assert spec is not None
+        output = spec.output
+
+        def logits(some: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+            found = F.linear(some, weight, bias).float() * output.scale
+            return found if output.softcap is None else softcap(found, output.softcap)
 
         def total(part: Tensor, of_start: Tensor) -> Tensor:
-            wanted_probs = F.linear(of_start, *of_start_rows).float().softmax(-1)
-            return F.cross_entropy(F.linear(part, weight, bias).float(), wanted_probs) * len(part)
+            wanted_probs = logits(of_start, *of_start_rows).softmax(-1)
+            return F.cross_entropy(logits(part, weight, bias), wanted_probs) * len(part)
 
         with products_in(self.dtype, where):
             found = draft.base_model(**inputs, use_cache=False, output_hidden_states=True).hidden_states[1:]
@@ -479,7 +487,7 @@ def _vocabulary(
     count = options.output_tokens
     if count is None and former is None and size > MOST_COLUMNS and llama_refusal(draft.config) is None:
         count = OUTPUT_TOKENS_KEPT
-    return former if count is None else frequent_tokens(rows, count, size, target.eos_token_ids)
+    return former if count is None else frequent_tokens(token_counts(rows, size), count, target.eos_token_ids)
 
 
 @dataclass(frozen=True, slots=True)

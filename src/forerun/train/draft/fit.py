@@ -26,10 +26,6 @@ _LEAST_ERROR = 1e-2
 the wanted states quantize their inputs."""
 
 
-class _Entered(Exception):
-    """Ends a forward whose first layer has been reached."""
-
-
 @torch.no_grad()
 def fit(draft: PreTrainedModel, tokens: Tensor, documents: Tensor, states: Tensor) -> int:
     """Solve for the last feed-forward matrices of a draft of the Llama family; leave others as they are.
@@ -45,7 +41,7 @@ def fit(draft: PreTrainedModel, tokens: Tensor, documents: Tensor, states: Tenso
         return 0
     size = max(1, micro_tokens(draft) // tokens.shape[1])
     inputs = [packed_inputs(draft, *each) for each in _parts(draft, size, tokens.long(), documents)]
-    hidden, arguments = map(list, zip(*(_entering(draft, each) for each in inputs), strict=True))
+    hidden, arguments = map(list, zip(*(_arguments(draft, each) for each in inputs), strict=True))
     used = [behind_first(each) for each in torch.split(documents, size)]
     scale = draft.base_model.norm.weight
     solved = 0
@@ -55,7 +51,7 @@ def fit(draft: PreTrainedModel, tokens: Tensor, documents: Tensor, states: Tenso
         with _InputOf(layer.mlp.down_proj) as into:
             for part, (state, more) in enumerate(zip(hidden, arguments, strict=True)):
                 rows = used[part].to(state.device)
-                own = _state(layer(state, **more))[rows]
+                own = layer(state, **more[index])[rows]
                 wanted = states[part * size :][: len(rows), :, index].to(state.device)[rows].float()
                 if last:  # what the norm takes away, the length, stays as it is
                     wanted = wanted / scale * own.square().mean(1, keepdim=True).sqrt()
@@ -65,7 +61,7 @@ def fit(draft: PreTrainedModel, tokens: Tensor, documents: Tensor, states: Tenso
             layer.mlp.down_proj.weight += equations.solution().T
             solved += 1
         if not last:
-            hidden = [_state(layer(state, **more)) for state, more in zip(hidden, arguments, strict=True)]
+            hidden = [layer(state, **more[index]) for state, more in zip(hidden, arguments, strict=True)]
     return solved
 
 
@@ -130,25 +126,22 @@ def _parts(draft: PreTrainedModel, size: int, *tensors: Tensor) -> list[tuple[Te
     return list(zip(*(torch.split(each.to(device_of(draft)), size) for each in tensors), strict=True))
 
 
-def _entering(draft: PreTrainedModel, inputs: dict[str, Tensor]) -> tuple[Tensor, dict[str, Any]]:
-    """Return the state that enters the first layer, and the layers' other arguments."""
-    found: dict[str, Any] = {}
+def _arguments(draft: PreTrainedModel, inputs: dict[str, Any]) -> tuple[Tensor, list[dict[str, Any]]]:
+    """Return the state that enters the first layer, and the other arguments of each: a forward whose layers do nothing."""
+    states: list[Tensor] = []
+    arguments: list[dict[str, Any]] = []
 
-    def see(_: nn.Module, given: tuple[Tensor, ...], more: dict[str, Any]) -> None:
-        found.update(state=given[0] if given else more["hidden_states"], more=more)
-        raise _Entered
+    def see(hidden_states: Tensor, **others: Any) -> Tensor:
+        states.append(hidden_states)
+        arguments.append(others)
+        return hidden_states
 
-    handle = draft.base_model.layers[0].register_forward_pre_hook(see, with_kwargs=True)
+    layers = draft.base_model.layers
     try:
+        for layer in layers:
+            layer.forward = see
         draft.base_model(**inputs, use_cache=False)
-    except _Entered:
-        pass
     finally:
-        handle.remove()
-    return found["state"], {name: value for name, value in found["more"].items() if name != "hidden_states"}
-
-
-def _state(output: Any) -> Tensor:
-    """Return the state of a layer's output, which older families give in a tuple."""
-    found: Tensor = output[0] if isinstance(output, tuple) else output
-    return found
+        for layer in layers:
+            vars(layer).pop("forward", None)
+    return states[0], arguments

@@ -19,13 +19,12 @@ from forerun.errors import ConfigError
 from forerun.models.decoders import llama_refusal
 from forerun.models.loading.configuration import MASK_TOKEN
 from forerun.train.accelerator import model_vocabulary
-from forerun.train.data.packed import PackedShard
+from forerun.train.data.packed import PackedShard, token_counts
 
 KEPT = 0.7
 """Share of the starts that have another mask token, of those that have one less."""
 LEAST_KEPT = 0.2
 """Share of all starts that have another, at least."""
-_ROWS_AT_ONCE = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,9 +113,6 @@ def set_mask_token(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, r
     """
     check_family(model, "Drafts in parallel are trained", "--parallel")
     if mask_token_of(model) is None:
-        counts = torch.zeros(model_vocabulary(model), dtype=torch.int64)
-        for first in range(0, len(rows), _ROWS_AT_ONCE):
-            tokens = rows.rows(list(range(first, min(first + _ROWS_AT_ONCE, len(rows))))).tokens
-            counts += torch.bincount(tokens.flatten(), minlength=len(counts))
+        counts = token_counts(rows, model_vocabulary(model))[1]
         counts[tokenizer.all_special_ids] = int(counts.max()) + 1
         setattr(model.config, MASK_TOKEN, len(counts) - 1 - int(counts.flip(0).argmin()))

@@ -54,10 +54,16 @@ def step_parameters(model: PreTrainedModel, num_outputs: int | None = None) -> i
 
 def target_parameters(target: LanguageModel) -> int:
     """Count the parameters that a target computes each token with: all but those of an embedding that is not its output
-    layer, too. Of experts, all are counted."""
+    layer, too, and of experts that a token is not given to, as far as the decoder tells them."""
     found = Fingerprint.parse(target_fingerprint(target))
     assert found is not None
-    return target.num_parameters - (0 if found.is_tied else found.vocab_size * found.hidden_size)
+    idle = 0 if found.is_tied else found.vocab_size * found.hidden_size
+    spec: DecoderSpec | None = getattr(getattr(target, "decoder", None), "spec", None)
+    for layer in () if spec is None else spec.layers:
+        if (experts := layer.experts) is not None:
+            size = len(experts.experts) * found.hidden_size * experts.moe_intermediate_size
+            idle += (experts.num_experts - experts.num_experts_per_tok) * size
+    return target.num_parameters - idle
 
 
 def check_size(draft: PreTrainedModel, of_target: int, num_outputs: int | None = None) -> None:

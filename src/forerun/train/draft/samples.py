@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -23,13 +23,14 @@ from transformers import PreTrainedModel
 
 from forerun.drafters.models.heads.fingerprint import target_fingerprint
 from forerun.errors import ConfigError
-from forerun.models import LanguageModel, Rows
+from forerun.models import LanguageModel
 from forerun.models.loading.configuration import OUTPUT_TOKENS
 from forerun.train.accelerator import columns_of, id_type
 from forerun.train.checkpoint import METRICS, TARGET, LoopState, pin, pinned, pinned_weights
 from forerun.train.data.packed import PackedBatch, PackedShard
 from forerun.train.draft.parallel import check_family
 from forerun.train.evaluate import TopProbs
+from forerun.train.heads.target_states import forwards
 from forerun.train.loop import Batch
 from forerun.utils.files import check_seal, digest, sealed_file
 
@@ -43,10 +44,6 @@ _SHARD_ROWS = "shard_rows"
 """Key of the rows of a shard, which differ by device; a run keeps its own."""
 SHARD_ROWS = {"cpu": 16, "cuda": 64, "mps": 16}
 """Rows of a shard: what a killed run loses at most is a shard, two minutes of a target of 1.5 B parameters."""
-_ROWS_AT_ONCE = {"cpu": 256, "cuda": 8_192, "mps": 256}
-"""Rows of one forward of the target: a prompt's speed, with few logits in memory."""
-_COUNTED_ROWS = 256
-"""Packed rows whose tokens are counted at a time."""
 _LOGIT_ROWS = 32
 """Rows of logits whose sum and most probable tokens are found together, which a processor's cache holds."""
 
@@ -67,28 +64,6 @@ class Shard:
     probs: TopProbs
     documents: np.ndarray
     wanted: np.ndarray
-
-
-def frequent_tokens(rows: PackedShard, count: int, size: int, always: Iterable[int]) -> Tensor:
-    """Select the `count` tokens of a draft's vocabulary, int64 and rising: `always`, those that the rows want most
-    often, then those that they hold, then the lowest ids, which byte-pair vocabularies give to frequent tokens.
-
-    size: of the draft's own vocabulary.
-
-    Raises:
-        ConfigError: there are fewer in the vocabulary.
-    """
-    if count > size:
-        raise ConfigError(f"output_tokens is {count:,}, but the vocabulary has {size:,} tokens. Give fewer.")
-    wanted = np.zeros(size, np.int64)
-    held = np.zeros(size, np.int64)
-    for first in range(0, len(rows), _COUNTED_ROWS):
-        batch = rows.rows(list(range(first, min(first + _COUNTED_ROWS, len(rows)))))
-        wanted += np.bincount(batch.tokens[batch.wanted].numpy(), minlength=size)[:size]
-        held += np.bincount(batch.tokens[batch.documents >= 0].numpy(), minlength=size)[:size]
-    wanted[[token for token in always if token < size]] = np.iinfo(np.int64).max
-    order = np.lexsort((np.arange(size), -held, -wanted))
-    return torch.from_numpy(np.sort(order[:count]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,41 +179,21 @@ class Labels:
         shape = len(batch.tokens), batch.tokens.shape[1] - 1, self.top
         ids = np.zeros(shape, id_type(self.target.vocab_size) if self._columns is None else np.uint16)
         probabilities = np.zeros(shape, np.float16)
-        at_once: list[tuple[int, int, int, int]] = []
-        for span in [*_spans(batch), None]:
-            waiting = sum(end - start for _, start, _, end in at_once)
-            is_full = span is None or waiting + span[3] - span[1] > _ROWS_AT_ONCE[self.target.device.type]
-            if at_once and is_full:
-                self._label(batch, at_once, ids, probabilities)
-                at_once = []
-            if span is not None:
-                at_once.append(span)
+        spans = [*_spans(batch)]
+        documents = [batch.tokens[row, start:end].tolist() for row, start, _, end in spans]
+        for here, found in forwards(self.target, documents, [end - first for _, _, first, end in spans]):
+            offset = 0
+            for row, _, first, end in spans[here]:
+                wanted = batch.wanted[row, first + 1 : end + 1].nonzero()[:, 0]
+                top, likeliest = _top_probs(found.logits, wanted + offset, self.top)
+                places = first + wanted.numpy()
+                ids[row, places] = likeliest if self._columns is None else self._columns[likeliest]
+                probabilities[row, places] = top
+                offset += end - first
         tokens = batch.tokens.numpy().astype(id_type(self.target.vocab_size))
-        documents = batch.documents.numpy().astype(np.int32)
-        return Shard(tokens, TopProbs(ids, probabilities), documents, batch.wanted.numpy())
-
-    def _label(
-        self, batch: PackedBatch, spans: Sequence[tuple[int, int, int, int]], ids: np.ndarray, probabilities: np.ndarray
-    ) -> None:
-        """Compute the labels of some documents in one forward. spans: as of `_spans`."""
-        caches = [self.target.new_cache() for _ in spans]
-        try:
-            fed = [
-                Rows(cache, batch.tokens[row, start:end].tolist(), num_logits=end - first)
-                for cache, (row, start, first, end) in zip(caches, spans, strict=True)
-            ]
-            logits = self.target.forward(fed).logits
-        finally:
-            for cache in caches:
-                cache.free()
-        offset = 0
-        for row, _, first, end in spans:
-            wanted = batch.wanted[row, first + 1 : end + 1].nonzero()[:, 0]
-            top, found = _top_probs(logits, wanted + offset, self.top)
-            places = first + wanted.numpy()
-            ids[row, places] = found if self._columns is None else self._columns[found]
-            probabilities[row, places] = top
-            offset += end - first
+        return Shard(
+            tokens, TopProbs(ids, probabilities), batch.documents.numpy().astype(np.int32), batch.wanted.numpy()
+        )
 
     def _write(self, number: int, shard: Shard) -> None:
         """Write one shard, its tokens last."""

@@ -29,7 +29,7 @@ from forerun.train.accelerator import device_name, dtype_name, product_type, reu
 from forerun.train.block import BlockKind
 from forerun.train.checkpoint import DTYPE, LoopState, run_in, run_type
 from forerun.train.data.answer_rows import read_rows, target_tokenizer
-from forerun.train.data.packed import PackedDocument, PackedShard, pack
+from forerun.train.data.packed import PackedDocument, PackedShard, frequent_tokens, pack, token_counts
 from forerun.train.defaults import AUTO
 from forerun.train.eagle import EagleKind
 from forerun.train.heads.card import PICTURE, REMEDY, HeadReport, draw_curves, head_record, write_head_card
@@ -37,7 +37,7 @@ from forerun.train.heads.evaluate import HeldOut, cell_text
 from forerun.train.heads.module import HeadModule
 from forerun.train.heads.options import BlockTraining, EagleTraining, MedusaTraining
 from forerun.train.heads.run import RATE, STATES, learning_rate, run_training
-from forerun.train.heads.start import HeadKind, draft_vocabulary, target_config, token_counts
+from forerun.train.heads.start import HeadKind, target_config
 from forerun.train.heads.target_states import TrainingTarget
 from forerun.train.medusa import MedusaKind
 from forerun.utils import workloads
@@ -186,14 +186,14 @@ def prepare_head(name: str, data: Path, work: Path, kind: HeadKind[Any], console
     tokenizer = target_tokenizer(name)
     rows = read_rows(data, inference_target, tokenizer, work / "packed", options.window, console)
     config = kind.config(name, inference_target, rows.window)
-    counts = token_counts(rows)
-    vocabulary = draft_vocabulary(counts, config.draft_vocab_size, inference_target.eos_token_ids)
+    counts = token_counts(rows, rows.vocab_size)
+    vocabulary = frequent_tokens(counts, config.draft_vocab_size, inference_target.eos_token_ids)
     target = TrainingTarget.of(inference_target, config.layers, vocabulary, dtype)
     first = rows.batch(0, _FIRST_ROWS, options.seed)
     document = first.tokens[0][first.documents[0] == 0]
     head = kind.module(config)
     kind.set_first_weights(head, target.states.of(document, [len(document)])[1:, -1], target.output_rows)
-    coverage = float(counts[vocabulary].sum() / counts.sum())
+    coverage = float(counts[0][vocabulary].sum() / counts[0].sum())
     return PreparedRun(inference_target, target, rows, head.to(where), vocabulary, coverage, kind)
 
 

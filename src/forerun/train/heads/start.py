@@ -15,7 +15,6 @@ from forerun.errors import ConfigError
 from forerun.models import LanguageModel
 from forerun.models.families.build import of_first_layer
 from forerun.models.loading.source import find_source
-from forerun.train.data.packed import PackedShard
 from forerun.train.heads.evaluate import HeldOut, LogitParts
 from forerun.train.heads.options import EVALUATED_TOKENS, HeadTraining, LayerShape, layer_numbers
 from forerun.train.heads.target_states import HeadInputs
@@ -26,7 +25,6 @@ DEVIATION = 0.02
 FIRST_SIZE = 0.5
 """Size of a head's output before training, over that of the target's last state. For a target of 135 M parameters the
 first loss is 12.4, 8.0 and 8.3 with 1, 0.5 and 0.1."""
-_ROWS_AT_ONCE = 256
 
 Options = TypeVar("Options", bound=HeadTraining)
 
@@ -182,21 +180,3 @@ def spread_layers(num_layers: int, version: int) -> tuple[int, ...]:
     if version == 1:
         return (num_layers,)
     return tuple(sorted({num_layers, *(max(1, round(num_layers * share)) for share in (0.1, 0.5, 0.9))}))
-
-
-def token_counts(rows: PackedShard) -> Tensor:
-    """Count the tokens that a head learns to predict, each of the target's vocabulary, [V] int64: those of answers, and
-    of prompts as far as they are trained."""
-    counts = torch.zeros(rows.vocab_size, dtype=torch.int64)
-    for start in range(0, len(rows), _ROWS_AT_ONCE):
-        batch = rows.rows(list(range(start, min(len(rows), start + _ROWS_AT_ONCE))))
-        counts += torch.bincount(batch.tokens[batch.wanted], minlength=rows.vocab_size)
-    return counts
-
-
-def draft_vocabulary(counts: Tensor, size: int, always: frozenset[int]) -> Tensor:
-    """Select the ids of the `size` most frequent tokens, among them those of `always`, rising; ties to the lower id."""
-    counts = counts.clone()
-    counts[[token for token in always if token < len(counts)]] = torch.iinfo(counts.dtype).max
-    order = torch.sort(counts, descending=True, stable=True).indices
-    return order[:size].sort().values

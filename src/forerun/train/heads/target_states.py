@@ -32,6 +32,37 @@ _CHUNK = 64
 _CACHED = "states"
 
 
+def forwards(
+    model: LanguageModel, documents: Sequence[list[int]], num_logits: Sequence[int], layers: Sequence[int] = ()
+) -> Iterator[tuple[slice, Forward]]:
+    """Compute documents, as many at a time as give a prompt's full speed: yield which, in order, and their forward.
+
+    Args:
+        num_logits: for each document, after how many of its last tokens.
+        layers: whose entering states there are, after every token.
+    """
+    most_rows = FORWARD_ROWS[model.device.type]
+    most_logits = FORWARD_LOGITS // model.vocab_size
+    lengths = [len(each) for each in documents]
+    first = 0
+    for end in range(1, len(documents) + 1):
+        wider = slice(first, end + 1)
+        if end < len(documents) and sum(lengths[wider]) <= most_rows and sum(num_logits[wider]) <= most_logits:
+            continue
+        here = slice(first, end)
+        first = end
+        caches = [model.new_cache() for _ in documents[here]]
+        given = zip(caches, documents[here], num_logits[here], strict=True)
+        batch = [
+            Rows(cache, ids, num_logits=num, num_hidden_outputs=len(ids) if layers else 0) for cache, ids, num in given
+        ]
+        try:
+            yield here, model.forward(batch, layers)
+        finally:
+            for cache in caches:
+                cache.free()
+
+
 class TargetStates:
     """Computes the states that enter chosen layers.
 
@@ -95,26 +126,7 @@ class TargetStates:
     def _forwards(self, token_ids: Tensor, lengths: Sequence[int], num_logits: Sequence[int]) -> Iterator[Forward]:
         """Compute some documents at a time, in order."""
         documents = [part.tolist() for part in torch.split(token_ids, list(lengths))]
-        for here in self._together(lengths, num_logits):
-            caches = [self._model.new_cache() for _ in documents[here]]
-            given = zip(caches, documents[here], num_logits[here], strict=True)
-            batch = [Rows(cache, ids, num_logits=num, num_hidden_outputs=len(ids)) for cache, ids, num in given]
-            try:
-                yield self._model.forward(batch, self.layers)
-            finally:
-                for cache in caches:
-                    cache.free()
-
-    def _together(self, lengths: Sequence[int], num_logits: Sequence[int]) -> Iterator[slice]:
-        """Yield which documents are computed together."""
-        most_rows = FORWARD_ROWS[self.device.type]
-        most_logits = FORWARD_LOGITS // self._model.vocab_size
-        first = 0
-        for end in range(1, len(lengths) + 1):
-            wider = slice(first, end + 1)
-            if end == len(lengths) or sum(lengths[wider]) > most_rows or sum(num_logits[wider]) > most_logits:
-                yield slice(first, end)
-                first = end
+        return (found for _, found in forwards(self._model, documents, num_logits, self.layers))
 
 
 def learnt_layers(layers: Sequence[int], num_layers: int) -> tuple[int, ...]:

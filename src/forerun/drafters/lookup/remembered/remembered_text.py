@@ -19,6 +19,7 @@ from pathlib import Path
 from forerun.config import MEMORY_LOG
 from forerun.drafters.lookup.remembered.answer_file import NUM_SEGMENTS, AnswerFile
 from forerun.drafters.lookup.remembered.sorted_answers import MOST_MATCH, CountedCopy, SortedAnswers
+from forerun.drafters.lookup.rest.index_file import token_bytes_for
 from forerun.drafters.lookup.suffix_automaton import ROOT, SuffixAutomaton, SuffixPosition
 from forerun.utils.files import Closing
 from forerun.utils.machine import MIB
@@ -38,8 +39,14 @@ _PAUSE = 60.0
 _NICENESS = 19
 _MOST_SECONDS = 10.0
 """That `settle` waits for sorting."""
-_SORTING_BYTES = 40
-"""Bytes of memory that sorting takes for each token."""
+_SORTING_BYTES = 44
+"""Bytes of memory that sorting takes for each token, with what is made of it."""
+
+
+def sorting_nbytes(num_bytes: int, vocab_size: int) -> int:
+    """Return the bytes of memory that a full file of so many bytes takes while all of its answers are sorted anew."""
+    width = token_bytes_for(vocab_size)
+    return num_bytes // width * (SortedAnswers.bytes_of_token(width) + _SORTING_BYTES)
 
 
 class _Closed(Exception):
@@ -98,9 +105,10 @@ class RememberedText(Closing):
         header = self._file.header
         most = header.num_bytes // header.token_bytes
         _memory_log.info(
-            "remember %s: %s tokens of answers, at most %s, which take %.0f MiB, and %.0f more while sorted",
+            "remember %s: %s tokens of answers, at most %s, which take %.0f MiB, and while sorted %.0f",
             *(path, f"{self._file.num_tokens:,}", f"{most:,}"),
-            *(most * SortedAnswers.bytes_of_token(header.token_bytes) / MIB, most * _SORTING_BYTES / MIB),
+            *(most * SortedAnswers.bytes_of_token(header.token_bytes) / MIB,),
+            *(sorting_nbytes(header.num_bytes, vocab_size) / MIB,),
         )
         with self._lock:
             self._sort_soon()
