@@ -36,6 +36,11 @@ def test_the_loss_is_that_of_a_slow_loop(family: str) -> None:
     kept = torch.arange(3, VOCAB, 4)
     found = ImitationLoss(kept).mean(draft, (tokens.int(), DOCUMENTS.expand(2, -1), states))
     head = draft.get_output_embeddings().weight[kept]
+    cap = getattr(draft.config, "final_logit_softcapping", None)
+
+    def logits_of(state: Tensor) -> Tensor:
+        return head @ state if cap is None else cap * torch.tanh(head @ state / cap)
+
     own: list[Tensor] = []
     wanted: list[Tensor] = []
     entropies = []
@@ -47,8 +52,8 @@ def test_the_loss_is_that_of_a_slow_loop(family: str) -> None:
             for place in range(1, length):  # the first state of a document is like no other
                 own.append(torch.stack([output.hidden_states[layer + 1][0, place] for layer in range(layers)]))
                 wanted.append(states[row, begin + place])
-                probs = torch.softmax(head @ wanted[-1][-1], -1)
-                entropies.append(-(probs * torch.log_softmax(head @ own[-1][-1], -1)).sum())
+                probs = torch.softmax(logits_of(wanted[-1][-1]), -1)
+                entropies.append(-(probs * torch.log_softmax(logits_of(own[-1][-1]), -1)).sum())
     variances = torch.stack(wanted).var(0, correction=0)
     distance = ((torch.stack(own) - torch.stack(wanted)).square() / variances).mean()
     assert len(own) == 2 * (8 + 1 + 6)

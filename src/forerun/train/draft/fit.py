@@ -127,7 +127,7 @@ def _parts(draft: PreTrainedModel, size: int, *tensors: Tensor) -> list[tuple[Te
 
 
 def _arguments(draft: PreTrainedModel, inputs: dict[str, Any]) -> tuple[Tensor, list[dict[str, Any]]]:
-    """Return the state that enters the first layer, and the other arguments of each: a forward whose layers do nothing."""
+    """Return the state that enters the first layer, and the other arguments of each, by layers that compute nothing."""
     states: list[Tensor] = []
     arguments: list[dict[str, Any]] = []
 
