@@ -16,10 +16,6 @@ MICRO_TOKENS = {"cpu": 4_096, "cuda": 131_072, "mps": 4_096}
 """Largest number of tokens in one forward; a larger batch is accumulated."""
 _LOGITS = {"cpu": 1 << 25, "cuda": 1 << 30, "mps": 1 << 25}
 """Largest number of logits that one forward of a target holds."""
-STEP_TOKENS = 2_048
-"""Tokens of a step of a draft's training."""
-_THREAD_TOKENS = 512
-"""The same for each thread of a CPU: of few tokens in a minute, many small steps learn more than few large ones."""
 LOSSES_READ_EVERY = {"cpu": 1, "cuda": 16, "mps": 1}
 """Steps whose losses are read together: reading one waits until the accelerator is done."""
 SHAPE_STEP = 64
@@ -57,13 +53,6 @@ def training_device(name: str | None) -> torch.device:
         ConfigError: there is no such device.
     """
     return resolve_device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
-
-
-def step_tokens(where: torch.device, threads: int = 0) -> int:
-    """Return the tokens of a step of a draft's training. threads: 0 for PyTorch's number."""
-    return (
-        min(STEP_TOKENS, _THREAD_TOKENS * (threads or torch.get_num_threads())) if where.type == "cpu" else STEP_TOKENS
-    )
 
 
 def product_type(name: str, where: torch.device) -> torch.dtype:

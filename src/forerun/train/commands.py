@@ -12,7 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from forerun.errors import ConfigError
 from forerun.models import LanguageModel, load_model
-from forerun.train.accelerator import device_name, dtype_name, product_type, step_tokens, training_device
+from forerun.train.accelerator import device_name, dtype_name, product_type, training_device
 from forerun.train.card import (
     NOT_JUDGED,
     chance_line,
@@ -22,12 +22,13 @@ from forerun.train.card import (
     save_model,
     write_model_card,
 )
-from forerun.train.checkpoint import DTYPE, pinned, run_in, run_type
+from forerun.train.checkpoint import DTYPE, run_in, run_type
 from forerun.train.corpus import read_held_out
 from forerun.train.data.answer_rows import read_rows, target_tokenizer
 from forerun.train.data.packed import PackedShard
-from forerun.train.defaults import AUTO, DraftTraining
-from forerun.train.draft.distil import DISTILLATION, IMITATION, NUM_DRAFT_TOKENS, STEP, Start, train_stages
+from forerun.train.defaults import AUTO, DRAFT_RATE, FITTED_RATE, DraftTraining
+from forerun.train.draft.distil import DISTILLATION, IMITATION, NUM_DRAFT_TOKENS, Start, train_stages
+from forerun.train.draft.fit import can_fit
 from forerun.train.draft.judge import HELD_OUT_ROWS
 from forerun.train.draft.prune import check_start
 from forerun.train.draft.samples import ShardBatches, mask_unproposed
@@ -81,10 +82,11 @@ def train_draft(
         tokenizer = target_tokenizer(target_name)
         begun = IMITATION if (work / IMITATION).exists() else DISTILLATION
         dtype = run_type(work / begun, options.dtype, where, console)
-        per_step = options.tokens_per_step or pinned(work / begun).integer(STEP, step_tokens(where, options.threads))
-        options = replace(options, tokens_per_step=per_step)
         rows = read_rows(data, target, tokenizer, work / "packed", options.window, console)
         former = _load_start(start, target_name, target, tokenizer)
+        if options.learning_rate is None:
+            fitted = options.pruning.is_given and can_fit(former.weights)
+            options = replace(options, learning_rate=FITTED_RATE if fitted else DRAFT_RATE)
         trained = train_stages(target, tokenizer, rows, work, options, dtype, console, former)
         save_model(trained.weights, tokenizer, out)
         stored, _ = load_model_and_tokenizer(out)

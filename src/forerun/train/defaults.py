@@ -84,6 +84,9 @@ def rate_for_width(width: int, rate: float) -> float:
     return float(f"{max(min(rate, _LOWEST_RATE), rate * min(1.0, BASE_WIDTH / width)):.2g}")
 
 
+DRAFT_RATE = 5e-4
+FITTED_RATE = 5e-5
+"""At 3e-4 the loss of a fitted draft rises from the first steps on."""
 LossName = Literal[
     "kl-then-tv", "forward-kl", "reverse-kl", "jensen-shannon", "total-variation", "hybrid", "log-overlap"
 ]
@@ -118,6 +121,11 @@ class Pruning(Checked):
         metavar="MEASURE",
     )
 
+    @property
+    def is_given(self) -> bool:
+        """Return whether anything is left out."""
+        return self.layers is not None or self.width is not None
+
     def __post_init__(self) -> None:
         Checked.__post_init__(self)
         if self.by not in CHANNEL_SCORES:
@@ -128,13 +136,18 @@ class Pruning(Checked):
 class DraftTraining(RunOptions):
     """Options of `forerun train draft`: distillation from the target's soft labels of packed rows."""
 
-    learning_rate: float = option(5e-4, "Peak learning rate.", low=0, above=True)
+    learning_rate: float | None = option(
+        None,
+        "Peak learning rate.",
+        low=0,
+        above=True,
+        default_text=f"{FITTED_RATE:g} for a draft that is fitted to its start, else {DRAFT_RATE:g}",
+    )
     window: int = option(512, "Tokens of a row into which answers are packed.", low=8)
     top: int = 32
     """Tokens of each of the target's distributions that are kept."""
     tokens: int = option(10_000_000, "Tokens of training, counted with repetitions.", low=1)
-    tokens_per_step: int = 0
-    """0 takes those that suit the device, `step_tokens`."""
+    tokens_per_step: int = 2_048
     loss: str = option(
         "kl-then-tv",
         f"What it is distilled by: {', '.join(LOSSES)}.",
@@ -162,7 +175,7 @@ class DraftTraining(RunOptions):
     @property
     def optimisation(self) -> Optimisation:
         """Return the options of its optimisers: Muon's products would cost more than those of a small batch."""
-        rate = self.learning_rate
+        rate = self.learning_rate or DRAFT_RATE
         return Optimisation(adam_lr=rate, matrices="adam", warmup=0.03, decay=0.97, shape="cosine", weight_decay=0.0)
 
 

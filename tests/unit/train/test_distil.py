@@ -148,9 +148,12 @@ class Killed(Exception):
     pass
 
 
-def test_a_cut_draft_is_killed_in_either_stage_resumed_saved_and_served(
-    target: Path, source_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("is_fitted", [True, False])
+def test_a_cut_draft_is_killed_in_any_stage_resumed_saved_and_served(
+    target: Path, source_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_fitted: bool
 ) -> None:
+    begins = ("distil",) if is_fitted else ("imitation", "distil")
+    monkeypatch.setattr(distil_loss, "can_fit", lambda _: is_fitted)
     whole, draft = tmp_path / "whole", tmp_path / "draft"
     monkeypatch.setattr(accelerator, "is_quick_at_bfloat16", lambda: False)
 
@@ -160,7 +163,7 @@ def test_a_cut_draft_is_killed_in_either_stage_resumed_saved_and_served(
     run(whole, "a")
     original: Callable[..., float | Tensor] = Loop._step
     always = replace(OPTIONS, checkpoint_seconds=0.0)
-    for stage, resume in (("imitation", False), ("distil", True)):
+    for stage in begins:
 
         def dying(self: Loop, batch: object, progress: float, stage: str = stage) -> float | Tensor:
             if progress >= 0.5 and self.folder.name == stage:
@@ -169,7 +172,7 @@ def test_a_cut_draft_is_killed_in_either_stage_resumed_saved_and_served(
 
         monkeypatch.setattr(Loop, "_step", dying)
         with pytest.raises(Killed):
-            run(draft, "b", always, resume=resume)
+            run(draft, "b", always, resume=stage != begins[0])
         assert (tmp_path / "b" / stage / CHECKPOINT).exists()
         monkeypatch.setattr(accelerator, "is_quick_at_bfloat16", lambda: True)  # a run keeps the type it began with
     monkeypatch.setattr(Loop, "_step", original)
@@ -180,7 +183,7 @@ def test_a_cut_draft_is_killed_in_either_stage_resumed_saved_and_served(
     small = tmp_path / "small"
     folder.save_model(drawn(5, replace(TARGET, num_layers=1)), folder.load_model_and_tokenizer(target)[1], small)
     for start in (other, small):
-        with pytest.raises(ConfigError, match="imitation was started from other weights than those of"):
+        with pytest.raises(ConfigError, match=f"{begins[0]} was started from other weights than those of"):
             run(draft, "b", resume=True, start=str(start))
     for changed, message in (
         (replace(OPTIONS, loss="forward-kl"), "loss was hybrid and is forward-kl"),
@@ -189,16 +192,12 @@ def test_a_cut_draft_is_killed_in_either_stage_resumed_saved_and_served(
     ):
         with pytest.raises(ConfigError, match=message):
             run(draft, "b", changed, resume=True)
-    run(draft, "b", replace(OPTIONS, tokens_per_step=0), resume=True)  # its steps stay what they were, too
+    run(draft, "b", resume=True)
     assert folder.read_record(draft)["options"]["dtype"] == "float32"
     assert (draft / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
-    assert {name: stage["steps"] for name, stage in folder.read_record(draft)["stages"].items()} == {
-        "labels": 0,
-        "states of the start": 0,
-        "fit": 0,
-        "imitation": 4,
-        "distillation": 4,
-    }
+    stages = {name: stage["steps"] for name, stage in folder.read_record(draft)["stages"].items()}
+    assert stages["distillation"] == (8 if is_fitted else 6) and stages.get("imitation") == (None if is_fitted else 2)
+    assert ("fit" in folder.read_record(whole)["stages"]) is is_fitted and "fit" not in stages  # whose end was saved
 
     stored, _ = folder.load_model_and_tokenizer(draft, torch.float32)
     proposed = output_tokens_of(stored)
@@ -258,6 +257,7 @@ def test_a_draft_in_no_time_is_saved_and_one_without_held_out_rows_is_not_judged
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(distil_loss, "can_fit", lambda _: False)
     console = Console(file=io.StringIO(), width=500)
     monkeypatch.setattr(commands, "Console", lambda: console)
     kept = [replace(each, held_out=False) for each in documents(tokenizer, files)]
@@ -270,12 +270,12 @@ def test_a_draft_in_no_time_is_saved_and_one_without_held_out_rows_is_not_judged
     assert record["stages"]["distillation"]["steps"] == 1 and len(list(labels.glob("*.tokens.npy"))) == 1
     assert record["acceptance"] == [] and "nothing to judge by" in (out / "README.md").read_text()
     printed = console.file.getvalue()  # type: ignore[attr-defined]
-    assert "distil: ended by --minutes after step 1 of 4" in printed and "nothing to judge by" in printed
+    assert "distil: ended by --minutes after step 1 of 6" in printed and "nothing to judge by" in printed
     assert "0.000" not in printed and "bits per byte" not in (out / "README.md").read_text()
     patient = replace(hurried, minutes=None)
     commands.train_draft(out, tmp_path / "a", str(target), rows.folder, patient, COMMAND, resume=True)
     stages = folder.read_record(out)["stages"]
-    assert stages["distillation"]["steps"] == 4 and stages["imitation"]["steps"] == 1  # whose end distillation began at
+    assert stages["distillation"]["steps"] == 6 and stages["imitation"]["steps"] == 1  # whose end distillation began at
     assert len(list(labels.glob("*.tokens.npy"))) == 1  # it learns from the rows that it began with
 
 
@@ -286,6 +286,7 @@ def test_a_bounded_run_that_is_killed_in_imitation_learns_from_the_same_rows(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(distil_loss, "can_fit", lambda _: False)
     made_from = {"tokenizer": fingerprint(tokenizer)}
     rows = pack(documents(tokenizer, files), tmp_path / "rows", window=63, vocab_size=320, made_from=made_from)
     monkeypatch.setitem(samples.SHARD_ROWS, "cpu", 2)

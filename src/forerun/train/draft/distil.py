@@ -46,7 +46,7 @@ from forerun.train.checkpoint import (
 )
 from forerun.train.data.packed import NO_DOCUMENT, PackedShard, frequent_tokens, token_counts
 from forerun.train.defaults import WARMUP_STEPS, DraftTraining, LossName
-from forerun.train.draft.fit import fit
+from forerun.train.draft.fit import can_fit, fit
 from forerun.train.draft.judge import HeldOutRows
 from forerun.train.draft.parallel import MaskLayout, mask_token_of, set_mask_token
 from forerun.train.draft.prune import check_size, chosen_layers, cut, narrow, switch_off_dropout, target_parameters
@@ -67,8 +67,6 @@ from forerun.utils.files import digest
 
 SHARDS = "shards"
 """Key of the number of shards of soft labels that a draft learns from."""
-STEP = "tokens_per_step"
-"""Key of the tokens of a step."""
 LAYERS = "layers"
 """Key of the layers that it keeps; in the first stage, of those whose states it imitates."""
 KEPT = "kept"
@@ -81,8 +79,9 @@ CALIBRATION = (64, 128)
 """Rows and tokens of the text that ranks layers and channels."""
 OUTPUT_TOKENS_KEPT = 16_384
 """Output tokens of a draft with a vocabulary of more than MOST_COLUMNS tokens, if nobody says how many."""
-IMITATION_SHARE = 1 / 2
-"""Share of the tokens, or of the time for training, in which a cut draft learns from what it was cut from."""
+IMITATION_SHARE = 1 / 3
+"""Share of the tokens, or of the time for training, in which a cut draft that cannot be fitted learns from what it was
+cut from."""
 LABELS_SHARE = 1 / 4
 """Share of bounded minutes that computing soft labels may take."""
 EVALUATIONS = 8
@@ -359,20 +358,23 @@ def train_stages(
     run = _Stages(draft, of_start, run_folder, options, dtype, judge, console)
     run.say_needs(labels.missing_bytes(former or len(labels)) + held_out.missing_bytes(judge.num_shards))
     states = None
+    stages: dict[str, LoopState] = {}
     if kept is not None:
         states = run.start_states(start.name, [*kept[1:], num_layers], rows)
-        if SHARDS not in distillation:
+        if can_fit(draft):
+            stages = run.fit(states)
+            states = None
+        elif SHARDS not in distillation:
             _ = states.whole  # computed now, they are no part of the minutes
     end = options.end()
     labelled = math.inf if former else _after(LABELS_SHARE, end)
     shards = _write_labels(labels, held_out, former or len(labels), judge.num_shards, console, labelled)
-    stages = {"labels": labels.computing()}
+    stages["labels"] = labels.computing()
     batches = ShardBatches(labels, shards, options.tokens_per_step, options.seed)
     if kept is not None and states is not None:
-        fitted = run.fit(states)
         facts = {"data": dict(rows.made_from), LAYERS: [*kept[1:], num_layers], KEPT: kept, SHARDS: shards}
         imitated = run.imitate(states, facts, _after(IMITATION_SHARE, end))
-        stages |= {"states of the start": states.computing, "fit": fitted, IMITATION: imitated}
+        stages |= {"states of the start": states.computing, IMITATION: imitated}
     stages["distillation"] = run.distil(batches, kept, end)
     return TrainedDraft(draft, stages, judge, batches)
 
@@ -544,21 +546,16 @@ class _Stages:
         width: int = self.draft.config.hidden_size
         return StartStates(start, layers, width, rows, per_step, self.options, self.console)
 
-    def fit(self, states: StartStates) -> LoopState:
-        """Solve for what can be solved for, before the first step of a run; return what that took."""
-        done = LoopState()
-        begun = (self.folder / IMITATION / CHECKPOINT).exists() or SHARDS in pinned(self.folder / DISTILLATION)
-        if begun:
-            return done
+    def fit(self, states: StartStates) -> dict[str, LoopState]:
+        """Solve for what can be solved for, unless a checkpoint has what came of it; return what that took."""
+        if (self.folder / DISTILLATION / CHECKPOINT).exists():
+            return {}
+        whole = states.whole
         began = time.monotonic()
-        done.step = fit(self.draft, *states.whole)
-        done.tokens = states.computing.tokens
+        done = LoopState(step=fit(self.draft, *whole), tokens=states.computing.tokens)
         done.seconds = time.monotonic() - began
-        if done.step and len(self.judge):
-            done.scores = [(done.step, self.judge.length(self.draft))]
-            length = f"mean acceptance length {done.scores[0][1]:.2f}"
-            self.console.print(f"fit: {done.step} layers in {done.seconds:.0f} s, {length}", highlight=False)
-        return done
+        self.console.print(f"fit: {done.step} matrices in {done.seconds:.0f} s", highlight=False)
+        return {"states of the start": states.computing, "fit": done}
 
     def imitate(self, states: StartStates, facts: dict[str, Any], end: float) -> LoopState:
         """Learn the states of the model that the draft was cut from. facts: to be pinned. end: as that of `Loop`."""
@@ -590,7 +587,7 @@ class _Stages:
             SHARDS: len(batches.shards),
             LAYERS: kept,
         }
-        former = self._imitation_steps if kept is not None else 0
+        former = 0 if kept is None or can_fit(self.draft) else self._imitation_steps
         steps = max(1, options.tokens // options.tokens_per_step - former)
         return self._train(DISTILLATION, facts, steps, batches.batch, loss, end)
 
@@ -609,7 +606,7 @@ class _Stages:
         options = self.options
         folder = self.folder / name
         optimisers = Optimisers(self.draft, options.optimisation, self.dtype)
-        chosen = {key: asdict(options)[key] for key in ("learning_rate", STEP, "pruning")}
+        chosen = {key: asdict(options)[key] for key in ("learning_rate", "tokens_per_step", "pruning")}
         pin(folder, chosen | facts | {START: self.start, DTYPE: dtype_name(self.dtype)}, later=(KEPT, SHARDS))
         state = load_checkpoint(folder, self.draft, optimisers)
         if is_over and state.step:

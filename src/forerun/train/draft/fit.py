@@ -26,9 +26,14 @@ _LEAST_ERROR = 1e-2
 the wanted states quantize their inputs."""
 
 
+def can_fit(draft: PreTrainedModel) -> bool:
+    """Return whether a draft is of the Llama family: elsewhere a norm or a factor may stand behind the matrix."""
+    return llama_refusal(draft.config) is None
+
+
 @torch.no_grad()
 def fit(draft: PreTrainedModel, tokens: Tensor, documents: Tensor, states: Tensor) -> int:
-    """Solve for the last feed-forward matrices of a draft of the Llama family; leave others as they are.
+    """Solve for the last feed-forward matrices of a draft (`can_fit`).
 
     Args:
         tokens, documents: [rows, T] packed rows.
@@ -37,8 +42,6 @@ def fit(draft: PreTrainedModel, tokens: Tensor, documents: Tensor, states: Tenso
     Returns:
         The number of matrices that were solved for.
     """
-    if llama_refusal(draft.config) is not None:
-        return 0
     size = max(1, micro_tokens(draft) // tokens.shape[1])
     inputs = [packed_inputs(draft, *each) for each in _parts(draft, size, tokens.long(), documents)]
     hidden, arguments = map(list, zip(*(_arguments(draft, each) for each in inputs), strict=True))
