@@ -109,8 +109,9 @@ def test_small_weights_have_all_their_digits(library: Library) -> None:
     torch.testing.assert_close(found, expected, rtol=3e-7, atol=0)
 
 
-def test_a_query_that_is_no_number_has_no_attention(library: Library) -> None:
-    attending = Attending(library, FORMS["plain"])
+@pytest.mark.parametrize("form", FORMS)
+def test_a_query_that_is_no_number_has_no_attention(library: Library, form: str) -> None:
+    attending = Attending(library, FORMS[form])
     layout = lay_out([Rows(attending.sequence(range(40)), [1, 2, 3])], attending.planner)
     query, keys, values = attending.numbers(layout.token_ids)
     query[1, 2] = torch.nan
