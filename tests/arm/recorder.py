@@ -26,7 +26,7 @@ from forerun.kernels.cpu.page_layout import PAGE
 
 BASE = 0x20_0000_0000
 VARIABLE = "FORERUN_RECORDED"
-"""Environment variable: the file to write."""
+"""Environment variable: the file to write to, behind what is there."""
 INSTRUCTIONS = "avx2"
 """The set whose calls are recorded: its sums are fused, as those of ARM64."""
 FUNCTIONS = (
@@ -65,6 +65,7 @@ class _Extents:
             (each.data_ptr(), each.nbytes) for each in tensors if each.device.type == "cpu" and each.is_contiguous()
         ]
         found += [(each.ctypes.data, each.nbytes) for each in arrays]
+        self._empty = {start for start, size in found if not size}
         self._found = list[tuple[int, int]]()  # by start; none lies in another
         end = 0
         for start, size in sorted(found, key=lambda each: (each[0], -each[1])):
@@ -76,9 +77,11 @@ class _Extents:
         """Return the start and size of the array that an address is in, which is part of no other."""
         index = bisect_right(self._found, address, key=lambda each: each[0]) - 1
         start, size = self._found[index] if index >= 0 else (0, 0)
-        if address >= start + size:
-            raise UnknownMemoryError(hex(address))
-        return start, size
+        if address < start + size:
+            return start, size
+        if address in self._empty:
+            return address, 0
+        raise UnknownMemoryError(hex(address))
 
 
 class _Image:
@@ -137,6 +140,8 @@ class _Image:
             return 0
         if (kind, name) == ("ForerunRows", "pages"):
             return self._pages(own)
+        if (kind, name) == ("ForerunLinear", "blocks"):
+            return self.array(value, 4 * -(-own.out_features // 16))
         if (kind, name) == ("ForerunRows", "states"):
             return self.structures(of, value, max(_int32s(own.sequence, own.num_rows)) + 1)
         if (kind, name) == ("ForerunLinear", "packed") and not own.blocks:
@@ -261,7 +266,7 @@ def pytest_sessionstart() -> None:
     library = native()
     assert library is not None and INSTRUCTIONS in library.supported and PAGE % 16 == 0
     library.use_instructions(INSTRUCTIONS)
-    _recorder = Recorder(library, Path(os.environ[VARIABLE]).open("wb"))  # noqa: SIM115
+    _recorder = Recorder(library, Path(os.environ[VARIABLE]).open("ab"))  # noqa: SIM115
 
 
 def pytest_collection_finish() -> None:
@@ -275,9 +280,10 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     gc.freeze()  # nor what others left, which would be looked through at each call
 
 
-def pytest_sessionfinish() -> None:
+def pytest_sessionfinish(session: pytest.Session) -> None:
     assert _recorder is not None
     _recorder._file.close()
     print("\nrecorded:", ", ".join(f"{count} {name}" for name, count in sorted(_recorder.written.items())))
     if _recorder.unknown:
         print("of memory that is not known:", dict(_recorder.unknown))
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED

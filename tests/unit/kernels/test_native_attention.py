@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from forerun.kernels.cpu.library import Library
 from forerun.kernels.cpu.page_layout import CACHE_FORMATS
@@ -85,6 +87,36 @@ def test_a_row_with_a_number_that_is_not_finite_spoils_its_descendants_alone(lib
     found = attending.attention.forward(1, query, keys, values, layout, attending.form).view(5, 2, -1)
     assert found[1:3, 0].isnan().all() and found[1:3, 1].isfinite().all()
     assert found[[0, 3, 4]].isfinite().all()
+
+
+def between_powers_of_two() -> Tensor:
+    """Return numbers whose exponential's power of 2 is rounded from a half, to even, which is nearer to 0."""
+    halves, inverse = np.arange(0.5, 125, 2, np.float32), np.float32(1.44269504)
+    guess = halves / inverse
+    near = guess[:, None] + np.spacing(guess)[:, None] * np.arange(-3, 4, dtype=np.float32)
+    return -torch.from_numpy(near[near * inverse == halves[:, None]])
+
+
+def test_small_weights_have_all_their_digits(library: Library) -> None:
+    scores = between_powers_of_two()
+    assert len(scores) > 30
+    attending = Attending(library, AttentionShape(1.0), torch.float32, heads=(1, 1), widths=(16, 16))
+    layout = lay_out([Rows(attending.planner.new_cache(), [0, 1]) for _ in scores], attending.planner)
+    query, keys, values = torch.zeros(3, 2 * len(scores), 1, 16)
+    query[..., 0], keys[1::2, 0, 0], values[1::2] = 1, scores, 1
+    found = attending.attention.forward(1, query, keys, values, layout, attending.form)[1::2]
+    expected = scores.double().sigmoid().float()[:, None].expand_as(found)
+    torch.testing.assert_close(found, expected, rtol=3e-7, atol=0)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_query_that_is_no_number_has_no_attention(library: Library, form: str) -> None:
+    attending = Attending(library, FORMS[form])
+    layout = lay_out([Rows(attending.sequence(range(40)), [1, 2, 3])], attending.planner)
+    query, keys, values = attending.numbers(layout.token_ids)
+    query[1, 2] = torch.nan
+    found = attending.attention.forward(1, query, keys, values, layout, attending.form).view(3, 6, -1)
+    assert found[1, 2].isnan().all() and found.isnan().sum() == 40
 
 
 @pytest.mark.parametrize("form", FORMS)
