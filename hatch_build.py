@@ -40,7 +40,7 @@ class NativeLibrary(BuildHookInterface[Any]):
         self._folder = TemporaryDirectory(prefix="forerun-wheel-")
         built = Path(self._folder.name) / PREBUILT.name
         if target:
-            compile_into(built, compiler, limit=LIMIT, extra=("-target", target.triple), target=target)
+            compile_into(built, compiler, limit=LIMIT, extra=("-target", target.triple, "-g0"), target=target)
         else:
             compile_into(built, compiler, extra=STATIC if sys.platform == "linux" else ())
         library = library_name(target.system) if target else LIBRARY
