@@ -80,13 +80,10 @@ def train_draft(
     with run_in(work, out, console, resume=resume, force=force):
         target = load_model(target_name, device=where)
         tokenizer = target_tokenizer(target_name)
-        begun = IMITATION if (work / IMITATION).exists() else DISTILLATION
-        dtype = run_type(work / begun, options.dtype, where, console)
+        dtype = run_type(work / _begun_stage(work), options.dtype, where, console)
         rows = read_rows(data, target, tokenizer, work / "packed", options.window, console)
         former = _load_start(start, target_name, target, tokenizer)
-        if options.learning_rate is None:
-            fitted = options.pruning.is_given and can_fit(former.weights)
-            options = replace(options, learning_rate=FITTED_RATE if fitted else DRAFT_RATE)
+        options = _with_rate(options, former.weights)
         trained = train_stages(target, tokenizer, rows, work, options, dtype, console, former)
         save_model(trained.weights, tokenizer, out)
         stored, _ = load_model_and_tokenizer(out)
@@ -118,6 +115,17 @@ def _check_given(start: str | None, options: DraftTraining) -> None:
             "A draft starts from trained weights. Give a smaller model of the target's tokens (--start), whole or cut "
             "to some of its layers (--layers); without --start, the target's own layers are kept."
         )
+
+
+def _begun_stage(work: Path) -> str:
+    """Return the stage that a run began with, and has its options."""
+    return IMITATION if (work / IMITATION).exists() else DISTILLATION
+
+
+def _with_rate(options: DraftTraining, start: PreTrainedModel) -> DraftTraining:
+    """Return the options with the learning rate that suits a draft of this start, unless they have one."""
+    is_fitted = options.pruning.is_given and can_fit(start)
+    return replace(options, learning_rate=options.learning_rate or (FITTED_RATE if is_fitted else DRAFT_RATE))
 
 
 def _load_start(

@@ -344,28 +344,24 @@ def train_stages(
     imitation, distillation = (pinned(run_folder / stage) for stage in (IMITATION, DISTILLATION))
     # a run that goes on learns the same way from the same rows
     num_layers: int = draft.config.num_hidden_layers
-    kept = _prune(draft, rows, options, distillation.list_of(LAYERS, int, imitation.list_of(KEPT, int, None)))
+    kept = _prune(draft, rows, options, distillation.list_of(LAYERS, int, imitation.list_of(KEPT, int, None)), console)
     vocabulary = _vocabulary(draft, target, rows, options)
     check_size(draft, target_parameters(target), None if vocabulary is None else len(vocabulary))
     if vocabulary is not None:
         restrict(draft, vocabulary)
-    if kept is not None:
-        console.print(f"layers {', '.join(map(str, kept))} of {num_layers} are kept", highlight=False)
     _set_trained(draft, tokenizer, rows, options)
     labels, held_out = _labels(target, rows, run_folder, options, vocabulary, model_vocabulary(draft))
     judge = HeldOutRows(held_out, options.parallel or NUM_DRAFT_TOKENS, dtype)
     former = distillation.integer(SHARDS, imitation.integer(SHARDS, 0))
     run = _Stages(draft, of_start, run_folder, options, dtype, judge, console)
     run.say_needs(labels.missing_bytes(former or len(labels)) + held_out.missing_bytes(judge.num_shards))
-    states = None
     stages: dict[str, LoopState] = {}
-    if kept is not None:
-        states = run.start_states(start.name, [*kept[1:], num_layers], rows)
-        if can_fit(draft):
-            stages = run.fit(states)
-            states = None
-        elif SHARDS not in distillation:
-            _ = states.whole  # computed now, they are no part of the minutes
+    states = None if kept is None else run.start_states(start.name, [*kept[1:], num_layers], rows)
+    if states is not None and can_fit(draft):
+        stages = run.fit(states)
+        states = None
+    elif states is not None and SHARDS not in distillation:
+        _ = states.whole  # computed now, they are no part of the minutes
     end = options.end()
     labelled = math.inf if former else _after(LABELS_SHARE, end)
     shards = _write_labels(labels, held_out, former or len(labels), judge.num_shards, console, labelled)
@@ -459,9 +455,9 @@ def _write_labels(labels: Labels, held_out: Labels, shards: int, judged: int, co
 
 
 def _prune(
-    draft: PreTrainedModel, rows: PackedShard, options: DraftTraining, former: list[int] | None
+    draft: PreTrainedModel, rows: PackedShard, options: DraftTraining, former: list[int] | None, console: Console
 ) -> Sequence[int] | None:
-    """Leave layers and channels out of the start; return the layers that it keeps, None for all.
+    """Leave layers and channels out of the start; return the layers that it keeps, None for all, and print them.
 
     former: those that a run that goes on has kept.
     """
@@ -477,6 +473,8 @@ def _prune(
             kept = None  # there is nothing to imitate
     if pruning.width is not None:
         narrow(draft, pruning, text)
+    if kept is not None:
+        console.print(f"layers {', '.join(map(str, kept))} of {num_layers} are kept", highlight=False)
     return kept
 
 
