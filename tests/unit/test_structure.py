@@ -15,7 +15,7 @@ MOST: dict[str, float] = {
     "options with a flag": 369,
     "options of all kinds": 499,
     "class names defined more than once": 0,
-    "words of documents": 47_200,
+    "words of documents": 47_220,
     "tuple assignments in 1,000 statements": 2.2,
     "nested conditional expressions": 0,
     "imports inside functions": 343,
