@@ -56,8 +56,9 @@ def fit(draft: PreTrainedModel, tokens: Tensor, documents: Tensor, states: Tenso
                 rows = used[part].to(state.device)
                 own = layer(state, **more[index])[rows]
                 wanted = states[part * size :][: len(rows), :, index].to(state.device)[rows].float()
-                if last:  # what the norm takes away, the length, stays as it is
-                    wanted = wanted / scale * own.square().mean(1, keepdim=True).sqrt()
+                if last:  # what the norm takes away, the length and numbers that it makes 0, stays as it is
+                    length = own.square().mean(1, keepdim=True).sqrt()
+                    wanted = torch.where(scale == 0, own, wanted / scale * length)
                 if not equations.add(into.value[rows], own, wanted):
                     break
         if equations.matter:
