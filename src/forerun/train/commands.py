@@ -124,7 +124,7 @@ def _begun_stage(work: Path) -> str:
 
 def _with_rate(options: DraftTraining, start: PreTrainedModel) -> DraftTraining:
     """Return the options with the learning rate that suits a draft of this start, unless they have one."""
-    is_fitted = options.pruning.is_given and can_fit(start)
+    is_fitted = options.pruning.layers is not None and can_fit(start)
     return replace(options, learning_rate=options.learning_rate or (FITTED_RATE if is_fitted else DRAFT_RATE))
 
 

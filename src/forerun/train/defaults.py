@@ -121,11 +121,6 @@ class Pruning(Checked):
         metavar="MEASURE",
     )
 
-    @property
-    def is_given(self) -> bool:
-        """Return whether anything is left out."""
-        return self.layers is not None or self.width is not None
-
     def __post_init__(self) -> None:
         Checked.__post_init__(self)
         if self.by not in CHANNEL_SCORES:

@@ -22,7 +22,7 @@ from forerun.train import accelerator, card as folder, commands
 from forerun.train.checkpoint import CHECKPOINT
 from forerun.train.corpus import SourceFile
 from forerun.train.data.packed import PackedDocument, PackedShard, frequent_tokens, pack, token_counts
-from forerun.train.defaults import LOSSES, DraftTraining, LossName, Pruning
+from forerun.train.defaults import DRAFT_RATE, FITTED_RATE, LOSSES, DraftTraining, LossName, Pruning
 from forerun.train.draft import distil as distil_loss, samples
 from forerun.train.draft.distil import DistillationLoss
 from forerun.train.draft.samples import mask_unproposed, output_tokens_of, restrict
@@ -153,7 +153,8 @@ def test_a_cut_draft_is_killed_in_any_stage_resumed_saved_and_served(
     target: Path, source_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_fitted: bool
 ) -> None:
     begins = ("distil",) if is_fitted else ("imitation", "distil")
-    monkeypatch.setattr(distil_loss, "can_fit", lambda _: is_fitted)
+    for user in (commands, distil_loss):
+        monkeypatch.setattr(user, "can_fit", lambda _: is_fitted)
     whole, draft = tmp_path / "whole", tmp_path / "draft"
     monkeypatch.setattr(accelerator, "is_quick_at_bfloat16", lambda: False)
 
@@ -195,6 +196,7 @@ def test_a_cut_draft_is_killed_in_any_stage_resumed_saved_and_served(
     run(draft, "b", resume=True)
     assert folder.read_record(draft)["options"]["dtype"] == "float32"
     assert (draft / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
+    assert folder.read_record(draft)["options"]["learning_rate"] == (FITTED_RATE if is_fitted else DRAFT_RATE)
     stages = {name: stage["steps"] for name, stage in folder.read_record(draft)["stages"].items()}
     assert stages["distillation"] == (8 if is_fitted else 6) and stages.get("imitation") == (None if is_fitted else 2)
     assert ("fit" in folder.read_record(whole)["stages"]) is is_fitted and "fit" not in stages  # whose end was saved
