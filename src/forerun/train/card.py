@@ -168,7 +168,7 @@ def _render(record: dict[str, Any]) -> str:
         "|---|---|---|---|---|---|",
     ]
     for name, stage in record["stages"].items():
-        loss = stage["final_loss"] if stage["steps"] else "–"
+        loss = stage["final_loss"] or "–"
         lines.append(
             f"| {name} | {stage['steps']:,} | {stage['tokens']:,} | {stage['seconds']:,} | "
             f"{stage['tokens_per_second']:,} | {loss} |"

@@ -22,7 +22,7 @@ from forerun.train.card import (
     save_model,
     write_model_card,
 )
-from forerun.train.checkpoint import DTYPE, run_in, run_type
+from forerun.train.checkpoint import DTYPE, FILE_NAME, run_in, run_type
 from forerun.train.corpus import read_held_out
 from forerun.train.data.answer_rows import read_rows, target_tokenizer
 from forerun.train.data.packed import PackedShard
@@ -31,7 +31,7 @@ from forerun.train.draft.distil import DISTILLATION, IMITATION, NUM_DRAFT_TOKENS
 from forerun.train.draft.fit import can_fit
 from forerun.train.draft.judge import HELD_OUT_ROWS
 from forerun.train.draft.prune import check_start
-from forerun.train.draft.samples import ShardBatches, mask_unproposed
+from forerun.train.draft.samples import ShardBatches, mask_unproposed, output_tokens_of
 from forerun.train.evaluate import (
     HeldOutAcceptance,
     TextScore,
@@ -119,12 +119,15 @@ def _check_given(start: str | None, options: DraftTraining) -> None:
 
 def _begun_stage(work: Path) -> str:
     """Return the stage that a run began with, and has its options."""
-    return IMITATION if (work / IMITATION).exists() else DISTILLATION
+    return IMITATION if (work / IMITATION / FILE_NAME).exists() else DISTILLATION
 
 
 def _with_rate(options: DraftTraining, start: PreTrainedModel) -> DraftTraining:
-    """Return the options with the learning rate that suits a draft of this start, unless they have one."""
-    is_fitted = options.pruning.layers is not None and can_fit(start)
+    """Return the options with the learning rate that suits a draft of this start, unless they have one.
+
+    It is the low one where the draft is fitted, or was: only trained drafts propose some tokens alone.
+    """
+    is_fitted = can_fit(start) and (options.pruning.layers is not None or output_tokens_of(start) is not None)
     return replace(options, learning_rate=options.learning_rate or (FITTED_RATE if is_fitted else DRAFT_RATE))
 
 

@@ -61,7 +61,7 @@ def test_states_are_those_of_inference(rows: int, target: Model, monkeypatch: py
 
 
 def test_what_the_target_predicts_is_asked_of_the_last_tokens(target: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(target_states, "FORWARD_LOGITS", 40 * target.vocab_size)
+    monkeypatch.setitem(target_states.FORWARD_LOGITS, "cpu", 40 * target.vocab_size)
     token_ids = drawn(target)
     vocabulary = torch.arange(0, target.vocab_size, 3)
     counts = [2, 30, 0, 33]

@@ -329,7 +329,7 @@ def train_stages(
     console: Console,
     start: Start,
 ) -> TrainedDraft:
-    """Run all stages, each continuing from `run_folder`.
+    """Run all stages, each continuing from `run_folder`; a fit is computed again until distillation has a checkpoint.
 
     At most `LABELS_SHARE` of the options' minutes are for the target's soft labels: rows without any are left out then.
 

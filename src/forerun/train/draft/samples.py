@@ -190,6 +190,7 @@ class Labels:
                 ids[row, places] = likeliest if self._columns is None else self._columns[likeliest]
                 probabilities[row, places] = top
                 offset += end - first
+            del found  # its logits go before the next ones come
         tokens = batch.tokens.numpy().astype(id_type(self.target.vocab_size))
         return Shard(
             tokens, TopProbs(ids, probabilities), batch.documents.numpy().astype(np.int32), batch.wanted.numpy()

@@ -25,7 +25,7 @@ from forerun.utils.files import digest, write_bytes
 FORWARD_ROWS = {"cpu": 512, "cuda": 8_192, "mps": 512}
 """Rows of documents that are computed together, at most, but for one document of more: as many as give a prompt's full
 speed."""
-FORWARD_LOGITS = 1 << 25
+FORWARD_LOGITS = {"cpu": 1 << 25, "cuda": 1 << 30, "mps": 1 << 25}
 """Logits that are computed together, likewise."""
 _CHUNK = 64
 """Rows whose logits are reduced together."""
@@ -42,7 +42,7 @@ def forwards(
         layers: whose entering states there are, after every token.
     """
     most_rows = FORWARD_ROWS[model.device.type]
-    most_logits = FORWARD_LOGITS // model.vocab_size
+    most_logits = FORWARD_LOGITS[model.device.type] // model.vocab_size
     lengths = [len(each) for each in documents]
     first = 0
     for end in range(1, len(documents) + 1):
