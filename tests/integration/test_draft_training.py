@@ -1,4 +1,4 @@
-"""The bundled pair goes through all of `forerun train draft`: layers chosen, two stages, a folder that is served."""
+"""The bundled pair goes through all of `forerun train draft`: layers chosen, fitted and taught, a folder that is served."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def test_a_layer_of_the_bundled_draft_is_trained_for_the_bundled_target(
     assert "acceptance rate" in result.stdout
     record = json.loads((tmp_path / "mine" / "training.json").read_text())
     assert {name: stage["steps"] for name, stage in record["stages"].items() if stage["steps"]} == {
-        "imitation": 1,
-        "distillation": 3,
+        "fit": 1,
+        "distillation": 4,
     }
     assert record["options"]["pruning"]["layers"] == "1" and record["acceptance"][0]["tokens"] > 20
     weights, of_start = (
