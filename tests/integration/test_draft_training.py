@@ -1,4 +1,4 @@
-"""The bundled pair goes through all of `forerun train draft`: layers chosen, fitted and taught, a folder that is served."""
+"""The bundled pair goes through all of `forerun train draft`: cut, fitted and taught, a folder that is served."""
 
 from __future__ import annotations
 
