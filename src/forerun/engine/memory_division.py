@@ -312,7 +312,9 @@ class MemoryPlan:
             [draft.page_nbytes for draft in drafts],
             beside_remembered(
                 memory.less(weights + scratch + states_nbytes(config, target.state_nbytes)),
-                *(config, target.vocab_size, target.device),
+                config,
+                target.vocab_size,
+                target.device,
             ),
         )
         each = target.pages_for

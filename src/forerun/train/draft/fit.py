@@ -43,9 +43,10 @@ def fit(draft: PreTrainedModel, tokens: Tensor, documents: Tensor, states: Tenso
         The number of matrices that were solved for.
     """
     size = max(1, micro_tokens(draft) // tokens.shape[1])
-    inputs = [packed_inputs(draft, *each) for each in _parts(draft, size, tokens.long(), documents)]
+    split = [torch.split(each.to(device_of(draft)), size) for each in (tokens.long(), documents)]
+    inputs = [packed_inputs(draft, *each) for each in zip(*split, strict=True)]
     hidden, arguments = map(list, zip(*(_arguments(draft, each) for each in inputs), strict=True))
-    used = [behind_first(each) for each in torch.split(documents, size)]
+    used = [behind_first(each) for each in split[1]]
     scale = draft.base_model.norm.weight
     solved = 0
     for index, layer in enumerate(draft.base_model.layers):
@@ -53,7 +54,7 @@ def fit(draft: PreTrainedModel, tokens: Tensor, documents: Tensor, states: Tenso
         equations = _NormalEquations()
         with _InputOf(layer.mlp.down_proj) as into:
             for part, (state, more) in enumerate(zip(hidden, arguments, strict=True)):
-                rows = used[part].to(state.device)
+                rows = used[part]
                 own = layer(state, **more[index])[rows]
                 wanted = states[part * size :][: len(rows), :, index].to(state.device)[rows].float()
                 if last:  # what the norm takes away, the length and numbers that it makes 0, stays as it is
@@ -123,11 +124,6 @@ class _InputOf:
 
     def _see(self, _: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         self.value = inputs[0]
-
-
-def _parts(draft: PreTrainedModel, size: int, *tensors: Tensor) -> list[tuple[Tensor, ...]]:
-    """Split tensors into parts of so many rows, on the draft's device."""
-    return list(zip(*(torch.split(each.to(device_of(draft)), size) for each in tensors), strict=True))
 
 
 def _arguments(draft: PreTrainedModel, inputs: dict[str, Any]) -> tuple[Tensor, list[dict[str, Any]]]:

@@ -106,9 +106,11 @@ class RememberedText(Closing):
         most = header.num_bytes // header.token_bytes
         _memory_log.info(
             "remember %s: %s tokens of answers, at most %s, which take %.0f MiB, and while sorted %.0f",
-            *(path, f"{self._file.num_tokens:,}", f"{most:,}"),
-            *(most * SortedAnswers.bytes_of_token(header.token_bytes) / MIB,),
-            *(sorting_nbytes(header.num_bytes, vocab_size) / MIB,),
+            path,
+            f"{self._file.num_tokens:,}",
+            f"{most:,}",
+            most * SortedAnswers.bytes_of_token(header.token_bytes) / MIB,
+            sorting_nbytes(header.num_bytes, vocab_size) / MIB,
         )
         with self._lock:
             self._sort_soon()
