@@ -64,7 +64,7 @@ def test_states_of_the_start_are_those_of_inference(tmp_path: Path) -> None:
     start = make_family("qwen2", tmp_path, num_hidden_layers=4)
     rows = drawn_rows(tmp_path / "rows", VOCAB, [20, 9, 14, 25, 6])
     options = DraftTraining(window=31, tokens_per_step=62, device="cpu")
-    states = StartStates(str(start), [2, 4], 64, rows, 2, options, QUIET)
+    states = StartStates(str(start), [2, 4], 64, rows, 96, 2, options, QUIET)
     model = load_model(start)
     for step in range(3):
         tokens, documents, found = states.batch(step)
@@ -78,7 +78,9 @@ def test_states_of_the_start_are_those_of_inference(tmp_path: Path) -> None:
                 cache.free()
                 assert wanted is not None
                 torch.testing.assert_close(found[row, places].float(), wanted.float(), rtol=2e-2, atol=2e-2)
-    again = StartStates(str(start), [2, 4], 64, rows, 2, options, QUIET).batch(2)  # as a run that goes on computes them
+    again = StartStates(str(start), [2, 4], 64, rows, 96, 2, options, QUIET).batch(
+        2
+    )  # as a run that goes on computes them
     assert all(torch.equal(one, two) for one, two in zip(again, states.batch(2), strict=True))
 
 
@@ -92,7 +94,7 @@ def test_a_draft_that_lacks_a_layer_which_does_nothing_has_nothing_to_learn(tmp_
     rows = drawn_rows(tmp_path / "rows", VOCAB, [20, 9])
     options = DraftTraining(device="cpu")
     cut(model, [0, 2, 3])
-    batch = StartStates(str(tmp_path / "start"), [2, 3, 4], 64, rows, 1, options, QUIET).batch(0)
+    batch = StartStates(str(tmp_path / "start"), [2, 3, 4], 64, rows, 96, 1, options, QUIET).batch(0)
     used = batch[1] != NO_DOCUMENT
     with torch.no_grad():
         loss = ImitationLoss().mean(model, batch)
@@ -101,7 +103,7 @@ def test_a_draft_that_lacks_a_layer_which_does_nothing_has_nothing_to_learn(tmp_
     assert float(loss) < float(least) + 0.05
     cut(model, [0, 2])
     with torch.no_grad():
-        others = StartStates(str(tmp_path / "start"), [2, 4], 64, rows, 1, options, QUIET).batch(0)
+        others = StartStates(str(tmp_path / "start"), [2, 4], 64, rows, 96, 1, options, QUIET).batch(0)
         assert float(ImitationLoss().mean(model, others)) > float(least) + 0.2
 
 

@@ -90,8 +90,10 @@ NUM_DRAFT_TOKENS = 4
 """Tokens of the chains that are measured, where nobody says how many."""
 IMITATED_ROWS = 96
 """Packed rows from which it learns then, at most."""
-_STATES_BYTES = 1 << 30
-"""Their states, which are kept in memory, at most: 140 rows of 512 tokens and eight layers of 896 numbers."""
+FITTED_ROWS = 480
+"""Packed rows from which a draft is fitted, at most: 50 for each input of a matrix of 4,864."""
+_STATES_BYTES = 3 << 29
+"""Their states, which are kept in memory, at most: 585 rows of 512 tokens and three layers of 896 numbers."""
 _LEAST_VARIANCE = 1e-6
 LOGITS_AT_ONCE = {"cpu": 1 << 25, "cuda": 1 << 29, "mps": 1 << 25}
 """Logits in memory at once, with their gradients; those of more positions are recomputed in the backward pass."""
@@ -243,6 +245,7 @@ class StartStates:
         start: that one's name, by which it is loaded when states are needed.
         layers: which the states enter, rising; the number of its layers stands for the state after the final norm.
         width: numbers of a state.
+        most_rows: that have states, if memory allows.
         per_step: rows of a batch.
 
     Attributes:
@@ -255,6 +258,7 @@ class StartStates:
         layers: Sequence[int],
         width: int,
         rows: PackedShard,
+        most_rows: int,
         per_step: int,
         options: DraftTraining,
         console: Console,
@@ -264,7 +268,7 @@ class StartStates:
         self._device = training_device(options.device)
         self._layers = layers
         most = max(1, _STATES_BYTES // (rows.window * len(layers) * width * TargetStates.dtype.itemsize))
-        self._rows = rows.batch(0, min(len(rows), IMITATED_ROWS, most), options.seed)
+        self._rows = rows.batch(0, min(len(rows), most_rows, most), options.seed)
         self._width = width
         self._per_step = min(per_step, len(self._rows.tokens))
         self._seed = options.seed
@@ -356,12 +360,13 @@ def train_stages(
     run = _Stages(draft, of_start, run_folder, options, dtype, judge, console)
     run.say_needs(labels.missing_bytes(former or len(labels)) + held_out.missing_bytes(judge.num_shards))
     stages: dict[str, LoopState] = {}
-    states = None if kept is None else run.start_states(start.name, [*kept[1:], num_layers], rows)
-    if states is not None and can_fit(draft):
-        stages = run.fit(states)
-        states = None
-    elif states is not None and SHARDS not in distillation:
-        _ = states.whole  # computed now, they are no part of the minutes
+    states = None
+    if kept is not None and can_fit(draft):
+        stages = run.fit(start.name, kept, num_layers, rows)
+    elif kept is not None:
+        states = run.start_states(start.name, [*kept[1:], num_layers], rows, IMITATED_ROWS)
+        if SHARDS not in distillation:
+            _ = states.whole  # computed now, they are no part of the minutes
     end = options.end()
     labelled = math.inf if former else _after(LABELS_SHARE, end)
     shards = _write_labels(labels, held_out, former or len(labels), judge.num_shards, console, labelled)
@@ -538,16 +543,27 @@ class _Stages:
         """Return the steps of the first stage."""
         return max(1, int(IMITATION_SHARE * self.options.tokens) // self.options.tokens_per_step)
 
-    def start_states(self, start: str, layers: Sequence[int], rows: PackedShard) -> StartStates:
+    def start_states(self, start: str, layers: Sequence[int], rows: PackedShard, most_rows: int) -> StartStates:
         """Return the batches of the first stage. Arguments as those of `StartStates`."""
         per_step = max(1, self.options.tokens_per_step // rows.window)
         width: int = self.draft.config.hidden_size
-        return StartStates(start, layers, width, rows, per_step, self.options, self.console)
+        return StartStates(start, layers, width, rows, most_rows, per_step, self.options, self.console)
 
-    def fit(self, states: StartStates) -> dict[str, LoopState]:
-        """Solve for what can be solved for, unless a checkpoint has what came of it; return what that took."""
+    def fit(self, start: str, kept: Sequence[int], num_layers: int, rows: PackedShard) -> dict[str, LoopState]:
+        """Solve for what can be solved for, unless a checkpoint has what came of it; return what that took.
+
+        Args:
+            start: name of what the draft was cut from.
+            kept: its layers that the draft has, of `num_layers`.
+        """
         if (self.folder / DISTILLATION / CHECKPOINT).exists():
             return {}
+        enters = [*kept[1:], num_layers]  # the layer there that each of the draft's states should enter
+        # before the first gap, whole layers do what they did
+        first = next((at for at, (each, after) in enumerate(zip(kept, enters, strict=True)) if after > each + 1), 0)
+        if self.options.pruning.width is not None:
+            first = 0
+        states = self.start_states(start, enters[first:], rows, FITTED_ROWS)
         whole = states.whole
         began = time.monotonic()
         done = LoopState(step=fit(self.draft, *whole), tokens=states.computing.tokens)

@@ -9,6 +9,7 @@ linear map of states there; this has all inputs of the matrix to fit with, at no
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -37,7 +38,7 @@ def fit(draft: PreTrainedModel, tokens: Tensor, documents: Tensor, states: Tenso
 
     Args:
         tokens, documents: [rows, T] packed rows.
-        states: [rows, T, layers, H] wanted after each layer, the last one after the final norm.
+        states: [rows, T, layers, H] wanted after each of the last layers, the last one after the final norm.
 
     Returns:
         The number of matrices that were solved for.
@@ -47,27 +48,50 @@ def fit(draft: PreTrainedModel, tokens: Tensor, documents: Tensor, states: Tenso
     inputs = [packed_inputs(draft, *each) for each in zip(*split, strict=True)]
     hidden, arguments = map(list, zip(*(_arguments(draft, each) for each in inputs), strict=True))
     used = [behind_first(each) for each in split[1]]
-    scale = draft.base_model.norm.weight
+    layers = draft.base_model.layers
+    first = len(layers) - states.shape[2]
     solved = 0
-    for index, layer in enumerate(draft.base_model.layers):
-        last = index == states.shape[2] - 1
-        equations = _NormalEquations()
-        with _InputOf(layer.mlp.down_proj) as into:
-            for part, (state, more) in enumerate(zip(hidden, arguments, strict=True)):
-                rows = used[part]
-                own = layer(state, **more[index])[rows]
-                wanted = states[part * size :][: len(rows), :, index].to(state.device)[rows].float()
-                if last:  # what the norm takes away, the length and numbers that it makes 0, stays as it is
-                    length = own.square().mean(1, keepdim=True).sqrt()
-                    wanted = torch.where(scale == 0, own, wanted / scale * length)
-                if not equations.add(into.value[rows], own, wanted):
-                    break
-        if equations.matter:
-            layer.mlp.down_proj.weight += equations.solution().T
-            solved += 1
+    for index, layer in enumerate(layers):
+        entering = [(state, more[index]) for state, more in zip(hidden, arguments, strict=True)]
+        last = index == len(layers) - 1
+        if index >= first:
+            wanted = torch.split(states[:, :, index - first], size)
+            scale = draft.base_model.norm.weight if last else None
+            equations = _equations(layer, entering, used, wanted, scale)
+            if equations.matter:
+                layer.mlp.down_proj.weight += equations.solution().T
+                solved += 1
         if not last:
-            hidden = [layer(state, **more[index]) for state, more in zip(hidden, arguments, strict=True)]
+            hidden = [layer(state, **more) for state, more in entering]
     return solved
+
+
+def _equations(
+    layer: Any,
+    entering: Sequence[tuple[Tensor, dict[str, Any]]],
+    used: Sequence[Tensor],
+    wanted: Sequence[Tensor],
+    scale: Tensor | None,
+) -> _NormalEquations:
+    """Sum up, part by part, what a layer's states lack.
+
+    Args:
+        entering: its state and other arguments.
+        used: bool [rows, T], the positions that count.
+        wanted: [rows, T, H].
+        scale: of the final norm, [H], which wanted states have behind them; None for those of other layers.
+    """
+    equations = _NormalEquations()
+    with _InputOf(layer.mlp.down_proj) as into:
+        for (state, more), rows, each in zip(entering, used, wanted, strict=True):
+            own = layer(state, **more)[rows]
+            goal = each.to(state.device)[rows].float()
+            if scale is not None:  # what the norm takes away, the length and numbers that it makes 0, stays as it is
+                length = own.square().mean(1, keepdim=True).sqrt()
+                goal = torch.where(scale == 0, own, goal / scale * length)
+            if not equations.add(into.value[rows], own, goal):
+                break
+    return equations
 
 
 class _NormalEquations:
