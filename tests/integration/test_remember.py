@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from forerun import LLM, ConfigError
 from forerun.config import EngineConfig
-from forerun.engine import Engine, Generation, opening
+from forerun.drafters.lookup.remembered.remembered_text import RememberedText
+from forerun.engine import Engine, Generation, llm as llm_module, opening
 
 PROMPT = "def quicksort(items):"
 
@@ -65,3 +67,19 @@ def test_wrong_options_and_files_are_errors(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(ConfigError, match="no file of answers"):
         LLM("bundled", "suffix", remember=tmp_path / "notes.txt")
+
+
+def test_memory_is_divided_before_answers_are_sorted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    began: list[str] = []
+
+    def first(name: str, then: Callable[..., object]) -> Callable[..., object]:
+        def call(*given: object) -> object:
+            began.append(name)
+            return then(*given)
+
+        return call
+
+    monkeypatch.setattr(llm_module, "bound_memory", first("divided", llm_module.bound_memory))
+    monkeypatch.setattr(RememberedText, "_sort_soon", first("sorted", RememberedText._sort_soon))
+    with LLM("bundled", "suffix", remember=tmp_path / "answers"):
+        assert began == ["divided", "sorted"]

@@ -25,6 +25,8 @@ from forerun.utils.json_file import Fields
 METRICS = "metrics.jsonl"
 CHECKPOINT = "checkpoint.pt"
 BEST = "best.pt"
+FITTED = "fitted.json"
+"""What a fit took, whose weights a checkpoint has."""
 _REMEDY = "Remove it, and --resume begins this stage again."
 FILE_NAME = "options.json"
 _OTHER = "Give another OUT, or --force to begin anew."
@@ -37,6 +39,7 @@ _FILES = (
     FILE_NAME,
     CHECKPOINT,
     BEST,
+    FITTED,
     METRICS,
     "tokenizer.json",
     "tokenizer_config.json",

@@ -19,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from forerun.drafters.models.heads.fingerprint import target_fingerprint
+from forerun.errors import ConfigError
 from forerun.kernels.torch.elementwise import softcap
 from forerun.models import LanguageModel, load_model
 from forerun.models.decoders import llama_refusal
@@ -36,6 +37,7 @@ from forerun.train.accelerator import (
 from forerun.train.checkpoint import (
     CHECKPOINT,
     DTYPE,
+    FITTED,
     LoopState,
     Weights,
     load_best,
@@ -43,6 +45,7 @@ from forerun.train.checkpoint import (
     pin,
     pinned,
     pinned_weights,
+    save_checkpoint,
 )
 from forerun.train.data.packed import NO_DOCUMENT, PackedShard, frequent_tokens, token_counts
 from forerun.train.defaults import WARMUP_STEPS, DraftTraining, LossName
@@ -63,7 +66,8 @@ from forerun.train.loop import Batch, Evaluations, Loop, StageProgress, Workers
 from forerun.train.losses import distillation_loss
 from forerun.train.needs import RunNeeds
 from forerun.train.optim import Optimisers
-from forerun.utils.files import digest
+from forerun.utils.files import digest, write_json
+from forerun.utils.json_file import Fields
 
 SHARDS = "shards"
 """Key of the number of shards of soft labels that a draft learns from."""
@@ -73,6 +77,8 @@ KEPT = "kept"
 """Key of the layers that it keeps, in the first stage."""
 IMITATION = "imitation"
 DISTILLATION = "distil"
+_FIT_STAGES = "states of the start", "fit"
+"""Names of its stages on the card and in `FITTED`."""
 START = "start"
 """Key of the fingerprint of what it starts from, whose weights that are not trained are in no checkpoint."""
 CALIBRATION = (64, 128)
@@ -333,7 +339,7 @@ def train_stages(
     console: Console,
     start: Start,
 ) -> TrainedDraft:
-    """Run all stages, each continuing from `run_folder`; a fit is computed again until distillation has a checkpoint.
+    """Run all stages, each continuing from `run_folder`.
 
     At most `LABELS_SHARE` of the options' minutes are for the target's soft labels: rows without any are left out then.
 
@@ -528,7 +534,7 @@ class _Stages:
         columns = model_vocabulary(self.draft) if proposed is None else len(proposed)
         needs = RunNeeds.of(
             self.draft,
-            Optimisers(self.draft, self.options.optimisation, self.dtype),
+            self._optimisers(),
             self.folder / DISTILLATION,
             replicas=workers,
             tokens=tokens,
@@ -550,13 +556,21 @@ class _Stages:
         return StartStates(start, layers, width, rows, most_rows, per_step, self.options, self.console)
 
     def fit(self, start: str, kept: Sequence[int], num_layers: int, rows: PackedShard) -> dict[str, LoopState]:
-        """Solve for what can be solved for, unless a checkpoint has what came of it; return what that took.
+        """Solve for what can be solved for, unless a run did, whose checkpoint has it; return what that took.
 
         Args:
             start: name of what the draft was cut from.
             kept: its layers that the draft has, of `num_layers`.
         """
-        if (self.folder / DISTILLATION / CHECKPOINT).exists():
+        folder = self.folder / DISTILLATION
+        if (folder / FITTED).exists():
+            former = Fields.read(folder / FITTED, ConfigError)
+            told = {name: former.fields(name) for name in _FIT_STAGES}
+            return {
+                name: LoopState(each.integer("step"), each.integer("tokens"), each.number("seconds"))
+                for name, each in told.items()
+            }
+        if (folder / CHECKPOINT).exists():  # of an earlier version
             return {}
         enters = [*kept[1:], num_layers]  # the layer there that each of the draft's states should enter
         # before the first gap, whole layers do what they did
@@ -569,7 +583,11 @@ class _Stages:
         done = LoopState(step=fit(self.draft, *whole), tokens=states.computing.tokens)
         done.seconds = time.monotonic() - began
         self.console.print(f"fit: {done.step} matrices in {done.seconds:.0f} s", highlight=False)
-        return {"states of the start": states.computing, "fit": done}
+        stages = dict(zip(_FIT_STAGES, (states.computing, done), strict=True))
+        self._pin(DISTILLATION, self._distillation_facts(kept))
+        save_checkpoint(folder, self.draft, self._optimisers(), LoopState())
+        write_json(folder / FITTED, {name: asdict(stage) for name, stage in stages.items()}, error=ConfigError)
+        return stages
 
     def imitate(self, states: StartStates, facts: dict[str, Any], end: float) -> LoopState:
         """Learn the states of the model that the draft was cut from. facts: to be pinned. end: as that of `Loop`."""
@@ -593,17 +611,29 @@ class _Stages:
         def loss(model: nn.Module, rows: Batch, progress: float) -> Tensor:
             return losses.mean(model, rows, variation_share(progress, options.variation_from))
 
-        chosen = None if tokens is None else digest(tokens.numpy().tobytes())
-        facts = {
-            "loss": options.loss,
-            "parallel": options.parallel,
-            "output_tokens": chosen,
-            SHARDS: len(batches.shards),
-            LAYERS: kept,
-        }
+        facts = self._distillation_facts(kept) | {SHARDS: len(batches.shards)}
         former = 0 if kept is None or can_fit(self.draft) else self._imitation_steps
         steps = max(1, options.tokens // options.tokens_per_step - former)
         return self._train(DISTILLATION, facts, steps, batches.batch, loss, end)
+
+    def _distillation_facts(self, kept: Sequence[int] | None) -> dict[str, Any]:
+        """Return what is to be pinned, but the number of shards, which is not known from the beginning."""
+        tokens = output_tokens_of(self.draft)
+        return {
+            "loss": self.options.loss,
+            "parallel": self.options.parallel,
+            "output_tokens": None if tokens is None else digest(tokens.numpy().tobytes()),
+            LAYERS: kept,
+        }
+
+    def _pin(self, name: str, facts: dict[str, Any]) -> None:
+        """Pin the options of a stage, or compare them with those of a run that goes on. Raises ConfigError as `pin`."""
+        chosen = {key: asdict(self.options)[key] for key in ("learning_rate", "tokens_per_step", "pruning")}
+        pinned_facts = chosen | facts | {START: self.start, DTYPE: dtype_name(self.dtype)}
+        pin(self.folder / name, pinned_facts, later=(KEPT, SHARDS))
+
+    def _optimisers(self) -> Optimisers:
+        return Optimisers(self.draft, self.options.optimisation, self.dtype)
 
     def _train(
         self,
@@ -619,9 +649,8 @@ class _Stages:
         """Train from the checkpoint of a stage; return its state. is_over: what is there is not trained further."""
         options = self.options
         folder = self.folder / name
-        optimisers = Optimisers(self.draft, options.optimisation, self.dtype)
-        chosen = {key: asdict(options)[key] for key in ("learning_rate", "tokens_per_step", "pruning")}
-        pin(folder, chosen | facts | {START: self.start, DTYPE: dtype_name(self.dtype)}, later=(KEPT, SHARDS))
+        optimisers = self._optimisers()
+        self._pin(name, facts)
         state = load_checkpoint(folder, self.draft, optimisers)
         if is_over and state.step:
             if state.scores and state.best_step < state.step and not state.is_finished:

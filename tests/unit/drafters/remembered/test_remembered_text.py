@@ -24,7 +24,9 @@ ANSWER = list(range(100, 160))
 
 
 def opened(path: Path) -> RememberedText:
-    return RememberedText(path, None, VOCAB, "f", default_bytes=LEAST_BYTES)
+    text = RememberedText(path, None, VOCAB, "f", default_bytes=LEAST_BYTES)
+    text.start()
+    return text
 
 
 def num_new(text: RememberedText) -> int:

@@ -112,6 +112,9 @@ class RememberedText(Closing):
             most * SortedAnswers.bytes_of_token(header.token_bytes) / MIB,
             sorting_nbytes(header.num_bytes, vocab_size) / MIB,
         )
+
+    def start(self) -> None:
+        """Sort what the file holds, in the other thread; wait for it where it is little."""
         with self._lock:
             self._sort_soon()
         if self._file.num_tokens <= _MOST_NEW:
