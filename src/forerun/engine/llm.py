@@ -221,12 +221,12 @@ class LLM(Closing, Hinted):
                 remembered = opening.enter_context(self._open_remembered(config.remember, config.remember_size))
             config = self._bind_drafter(chosen, given, config, takes_written, remembered)
             bound_memory(self.target, self.drafter, config, max_model_len)
-            if remembered is not None:
-                remembered.start()  # only now: what sorting takes is in the plan already
             if reason := self.target.context_reason:
                 _log.info("contexts up to %s tokens: %s", f"{self.target.context_length:,}", reason)
             if self.drafter is not None and config.num_draft_tokens == AUTO:
                 calibrate(self.target, self.drafter)
+            if remembered is not None:
+                remembered.start()  # beside nothing that is measured, memory or time
             self.adapting: Adapting | None = None
             if adapt.adapt:
                 self.adapting = new_adapting(self.drafter, adapt, self._has_work)

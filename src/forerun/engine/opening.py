@@ -170,7 +170,7 @@ def check_remembers(drafter: Drafters, target: str | Path | LanguageModel, said:
     chosen = chosen_drafter(drafter, target)
     if chosen is not None and any(each.traits.remembers for each in build_drafter(chosen)[0].members):
         return
-    name = ", ".join(type(each).__name__ for each in chosen.members) if isinstance(chosen, Drafter) else chosen
+    name = " + ".join(type(each).__name__ for each in chosen.members) if isinstance(chosen, Drafter) else chosen
     raise ConfigError(
         f"{said}, but {name or 'plain decoding'} copies nothing from answers of the past. Give a drafter that does, "
         f"{DEFAULT_DRAFTER} or a hybrid with it, or leave that out."

@@ -226,7 +226,7 @@ def run_type(folder: Path, name: str, where: torch.device, console: Console) -> 
 def pin(folder: Path, options: dict[str, Any], later: Collection[str] = ()) -> None:
     """Write `options` into `folder`, or compare them with those a former run wrote there.
 
-    later: keys that runs begun by earlier versions lack; they are added.
+    later: keys that a run may lack, as it was begun by an earlier version or is not so far yet; they are added.
 
     Raises:
         ConfigError: the file is damaged, or some differ.

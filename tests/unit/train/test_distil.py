@@ -24,7 +24,7 @@ from forerun.train.corpus import SourceFile
 from forerun.train.data.packed import PackedDocument, PackedShard, frequent_tokens, pack, token_counts
 from forerun.train.defaults import DRAFT_RATE, FITTED_RATE, LOSSES, DraftTraining, LossName, Pruning
 from forerun.train.draft import distil as distil_loss, samples
-from forerun.train.draft.distil import DistillationLoss
+from forerun.train.draft.distil import DistillationLoss, first_gap
 from forerun.train.draft.samples import mask_unproposed, output_tokens_of, restrict
 from forerun.train.loop import Loop
 from forerun.utils.vocabulary import fingerprint
@@ -144,6 +144,14 @@ def test_the_tokens_that_answers_hold_most_often_are_proposed(tmp_path: Path) ->
         frequent_tokens(counts, 13, [])
 
 
+@pytest.mark.parametrize(
+    ("kept", "first"),
+    [([0, 1, 2, 5, 6], 2), ([0, 1, 2], 2), ([0, 4], 0), ([1, 2, 3, 5], 0), ([0], 0), ([0, 1, 5, 7], 1)],
+)
+def test_the_first_state_that_enters_another_layer_is_found(kept: list[int], first: int) -> None:
+    assert first_gap(kept) == first
+
+
 class Killed(Exception):
     pass
 
@@ -169,9 +177,17 @@ def test_a_cut_draft_is_killed_in_any_stage_resumed_saved_and_served(
         def unlabelled(*_: object) -> None:
             raise Killed
 
-        with monkeypatch.context() as patched, pytest.raises(Killed):
+        with monkeypatch.context() as patched:
             patched.setattr(samples.Labels, "write", unlabelled)
-            run(draft, "b", always)
+            with pytest.raises(Killed):
+                run(draft, "b", always)
+        (tmp_path / "b" / "distil" / CHECKPOINT).unlink()  # as what is said of a damaged one advises
+        with monkeypatch.context() as patched:
+            patched.setattr(samples.Labels, "write", unlabelled)
+            with pytest.raises(ConfigError, match="loss was hybrid and is forward-kl"):  # before it is fitted again
+                run(draft, "b", replace(always, loss="forward-kl"), resume=True)
+            with pytest.raises(Killed):
+                run(draft, "b", always, resume=True)
         monkeypatch.setattr(distil_loss, "fit", lambda *_: pytest.fail("it was fitted"))
     for stage in begins:
 
@@ -198,7 +214,7 @@ def test_a_cut_draft_is_killed_in_any_stage_resumed_saved_and_served(
     for changed, message in (
         (replace(OPTIONS, loss="forward-kl"), "loss was hybrid and is forward-kl"),
         (replace(OPTIONS, dtype="bfloat16"), "dtype was float32 and is bfloat16"),
-        (replace(OPTIONS, output_tokens=50), "vocabulary was"),
+        (replace(OPTIONS, output_tokens=50), "(vocabulary|output_tokens) was"),
     ):
         with pytest.raises(ConfigError, match=message):
             run(draft, "b", changed, resume=True)

@@ -89,6 +89,17 @@ def test_the_change_is_that_of_a_ridge_regression_in_float64() -> None:
 
 
 @torch.no_grad()
+def test_states_of_the_last_layers_alone_give_the_same() -> None:
+    model = tiny_model("llama", num_hidden_layers=5)
+    wanted = torch.stack(states(model), 2)[:, :, [0, 2, 4]]
+    whole = copy.deepcopy(model)
+    cut(whole, [0, 1, 3])
+    draft = copy.deepcopy(whole)
+    assert fit(whole, *rows(), wanted) == fit(draft, *rows(), wanted[:, :, 1:]) == 2
+    assert all(torch.equal(one, two) for one, two in zip(whole.parameters(), draft.parameters(), strict=True))
+
+
+@torch.no_grad()
 def test_what_does_its_work_already_stays_as_it_is() -> None:
     model = tiny_model("llama", num_hidden_layers=3)
     for idle in (model.model.layers[1].self_attn.o_proj, model.model.layers[1].mlp.down_proj):

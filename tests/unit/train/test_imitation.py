@@ -78,9 +78,8 @@ def test_states_of_the_start_are_those_of_inference(tmp_path: Path) -> None:
                 cache.free()
                 assert wanted is not None
                 torch.testing.assert_close(found[row, places].float(), wanted.float(), rtol=2e-2, atol=2e-2)
-    again = StartStates(str(start), [2, 4], 64, rows, 96, 2, options, QUIET).batch(
-        2
-    )  # as a run that goes on computes them
+    resumed = StartStates(str(start), [2, 4], 64, rows, 96, 2, options, QUIET)
+    again = resumed.batch(2)
     assert all(torch.equal(one, two) for one, two in zip(again, states.batch(2), strict=True))
 
 

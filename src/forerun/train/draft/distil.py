@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
 
@@ -77,8 +78,8 @@ KEPT = "kept"
 """Key of the layers that it keeps, in the first stage."""
 IMITATION = "imitation"
 DISTILLATION = "distil"
-_FIT_STAGES = "states of the start", "fit"
-"""Names of its stages on the card and in `FITTED`."""
+START_STATES = "states of the start"
+FIT = "fit"
 START = "start"
 """Key of the fingerprint of what it starts from, whose weights that are not trained are in no checkpoint."""
 CALIBRATION = (64, 128)
@@ -97,9 +98,10 @@ NUM_DRAFT_TOKENS = 4
 IMITATED_ROWS = 96
 """Packed rows from which it learns then, at most."""
 FITTED_ROWS = 480
-"""Packed rows from which a draft is fitted, at most: 50 for each input of a matrix of 4,864."""
-_STATES_BYTES = 3 << 29
-"""Their states, which are kept in memory, at most: 585 rows of 512 tokens and three layers of 896 numbers."""
+"""Packed rows from which a draft is fitted, at most: of 512 tokens, 50 tokens for each input of a matrix of 4,864."""
+_STATES_BYTES = 1 << 31
+"""Their states, which are kept in memory, with the draft's own, at most: 468 rows of 512 tokens and three layers of
+896 numbers."""
 _LEAST_VARIANCE = 1e-6
 LOGITS_AT_ONCE = {"cpu": 1 << 25, "cuda": 1 << 29, "mps": 1 << 25}
 """Logits in memory at once, with their gradients; those of more positions are recomputed in the backward pass."""
@@ -273,7 +275,8 @@ class StartStates:
         self._start = start
         self._device = training_device(options.device)
         self._layers = layers
-        most = max(1, _STATES_BYTES // (rows.window * len(layers) * width * TargetStates.dtype.itemsize))
+        number_bytes = len(layers) * TargetStates.dtype.itemsize + torch.float32.itemsize
+        most = max(1, _STATES_BYTES // (rows.window * width * number_bytes))
         self._rows = rows.batch(0, min(len(rows), most_rows, most), options.seed)
         self._width = width
         self._per_step = min(per_step, len(self._rows.tokens))
@@ -300,7 +303,7 @@ class StartStates:
         states = TargetStates(load_model(self._start, device=self._device), self._layers)
         shape = *self._rows.tokens[:, :-1].shape, len(self._layers), self._width
         found = torch.zeros(shape, dtype=TargetStates.dtype)
-        with StageProgress(self._console, "states of the start", len(found)) as progress:
+        with StageProgress(self._console, START_STATES, len(found)) as progress:
             rows = zip(found, self._rows.tokens[:, :-1], self._rows.documents[:, :-1], strict=True)
             for done, (row, tokens, documents) in enumerate(rows, 1):
                 used = documents != NO_DOCUMENT
@@ -381,7 +384,7 @@ def train_stages(
     if kept is not None and states is not None:
         facts = {"data": dict(rows.made_from), LAYERS: [*kept[1:], num_layers], KEPT: kept, SHARDS: shards}
         imitated = run.imitate(states, facts, _after(IMITATION_SHARE, end))
-        stages |= {"states of the start": states.computing, IMITATION: imitated}
+        stages |= {START_STATES: states.computing, IMITATION: imitated}
     stages["distillation"] = run.distil(batches, kept, end)
     return TrainedDraft(draft, stages, judge, batches)
 
@@ -501,6 +504,27 @@ def _vocabulary(
     return former if count is None else frequent_tokens(token_counts(rows, size), count, target.eos_token_ids)
 
 
+def first_gap(kept: Sequence[int]) -> int:
+    """Return which of the layers kept, rising, is the first whose state has another layer to enter than it had: the
+    last one if there is no gap among them, the first one if those before it are left out."""
+    if kept[0] > 0:
+        return 0
+    return next((at for at, (layer, after) in enumerate(pairwise(kept)) if after > layer + 1), len(kept) - 1)
+
+
+def _fit_stages(folder: Path) -> dict[str, LoopState]:
+    """Read what a fit took; nothing of a run of an earlier version, which kept none."""
+    path = folder / FITTED
+    if not path.exists():
+        return {}
+    fields = Fields.read(path, ConfigError, remedy="Remove it: the card then lacks what the fit took.")
+    told = {name: fields.fields(name) for name in (START_STATES, FIT)}
+    return {
+        name: LoopState(each.integer("step"), each.integer("tokens"), each.number("seconds"))
+        for name, each in told.items()
+    }
+
+
 @dataclass(frozen=True, slots=True)
 class _Stages:
     """The stages of a draft's training, each in a folder of its own.
@@ -562,31 +586,20 @@ class _Stages:
             start: name of what the draft was cut from.
             kept: its layers that the draft has, of `num_layers`.
         """
+        self._pin(DISTILLATION, self._distillation_facts(kept))
         folder = self.folder / DISTILLATION
-        if (folder / FITTED).exists():
-            former = Fields.read(folder / FITTED, ConfigError)
-            told = {name: former.fields(name) for name in _FIT_STAGES}
-            return {
-                name: LoopState(each.integer("step"), each.integer("tokens"), each.number("seconds"))
-                for name, each in told.items()
-            }
-        if (folder / CHECKPOINT).exists():  # of an earlier version
-            return {}
-        enters = [*kept[1:], num_layers]  # the layer there that each of the draft's states should enter
-        # before the first gap, whole layers do what they did
-        first = next((at for at, (each, after) in enumerate(zip(kept, enters, strict=True)) if after > each + 1), 0)
-        if self.options.pruning.width is not None:
-            first = 0
-        states = self.start_states(start, enters[first:], rows, FITTED_ROWS)
+        if (folder / CHECKPOINT).exists():
+            return _fit_stages(folder)
+        first = 0 if self.options.pruning.width is not None else first_gap(kept)
+        states = self.start_states(start, [*kept[1:], num_layers][first:], rows, FITTED_ROWS)
         whole = states.whole
         began = time.monotonic()
         done = LoopState(step=fit(self.draft, *whole), tokens=states.computing.tokens)
         done.seconds = time.monotonic() - began
         self.console.print(f"fit: {done.step} matrices in {done.seconds:.0f} s", highlight=False)
-        stages = dict(zip(_FIT_STAGES, (states.computing, done), strict=True))
-        self._pin(DISTILLATION, self._distillation_facts(kept))
-        save_checkpoint(folder, self.draft, self._optimisers(), LoopState())
+        stages = {START_STATES: states.computing, FIT: done}
         write_json(folder / FITTED, {name: asdict(stage) for name, stage in stages.items()}, error=ConfigError)
+        save_checkpoint(folder, self.draft, self._optimisers(), LoopState())
         return stages
 
     def imitate(self, states: StartStates, facts: dict[str, Any], end: float) -> LoopState:
@@ -629,8 +642,13 @@ class _Stages:
     def _pin(self, name: str, facts: dict[str, Any]) -> None:
         """Pin the options of a stage, or compare them with those of a run that goes on. Raises ConfigError as `pin`."""
         chosen = {key: asdict(self.options)[key] for key in ("learning_rate", "tokens_per_step", "pruning")}
-        pinned_facts = chosen | facts | {START: self.start, DTYPE: dtype_name(self.dtype)}
-        pin(self.folder / name, pinned_facts, later=(KEPT, SHARDS))
+        shards = pinned(self.folder / name).integer(SHARDS, None)  # which a fit does not know
+        known = {} if shards is None else {SHARDS: shards}
+        pin(
+            self.folder / name,
+            known | chosen | facts | {START: self.start, DTYPE: dtype_name(self.dtype)},
+            later=(KEPT, SHARDS),
+        )
 
     def _optimisers(self) -> Optimisers:
         return Optimisers(self.draft, self.options.optimisation, self.dtype)

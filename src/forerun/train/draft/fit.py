@@ -52,23 +52,25 @@ def fit(draft: PreTrainedModel, tokens: Tensor, documents: Tensor, states: Tenso
     first = len(layers) - states.shape[2]
     solved = 0
     for index, layer in enumerate(layers):
-        entering = [(state, more[index]) for state, more in zip(hidden, arguments, strict=True)]
+        own_arguments = [more[index] for more in arguments]
         last = index == len(layers) - 1
         if index >= first:
             wanted = torch.split(states[:, :, index - first], size)
             scale = draft.base_model.norm.weight if last else None
-            equations = _equations(layer, entering, used, wanted, scale)
+            equations = _equations(layer, hidden, own_arguments, used, wanted, scale)
             if equations.matter:
                 layer.mlp.down_proj.weight += equations.solution().T
                 solved += 1
         if not last:
-            hidden = [layer(state, **more) for state, more in entering]
+            for part, more in enumerate(own_arguments):
+                hidden[part] = layer(hidden[part], **more)
     return solved
 
 
 def _equations(
     layer: Any,
-    entering: Sequence[tuple[Tensor, dict[str, Any]]],
+    hidden: Sequence[Tensor],
+    arguments: Sequence[dict[str, Any]],
     used: Sequence[Tensor],
     wanted: Sequence[Tensor],
     scale: Tensor | None,
@@ -76,14 +78,14 @@ def _equations(
     """Sum up, part by part, what a layer's states lack.
 
     Args:
-        entering: its state and other arguments.
+        hidden, arguments: the state that enters it, [rows, T, H], and what else it is called with.
         used: bool [rows, T], the positions that count.
         wanted: [rows, T, H].
         scale: of the final norm, [H], which wanted states have behind them; None for those of other layers.
     """
     equations = _NormalEquations()
     with _InputOf(layer.mlp.down_proj) as into:
-        for (state, more), rows, each in zip(entering, used, wanted, strict=True):
+        for state, more, rows, each in zip(hidden, arguments, used, wanted, strict=True):
             own = layer(state, **more)[rows]
             goal = each.to(state.device)[rows].float()
             if scale is not None:  # what the norm takes away, the length and numbers that it makes 0, stays as it is

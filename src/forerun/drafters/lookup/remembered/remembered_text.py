@@ -80,7 +80,7 @@ class TenantText:
 
 
 class RememberedText(Closing):
-    """Answers of the past. One thread, the engine's, may call this; another sorts.
+    """Answers of the past. One thread, the engine's, may call this; another sorts, from `start` on.
 
     Args:
         path: the file. num_bytes: that it takes; None: as many as it has, else `default_bytes`.
@@ -114,7 +114,7 @@ class RememberedText(Closing):
         )
 
     def start(self) -> None:
-        """Sort what the file holds, in the other thread; wait for it where it is little."""
+        """Sort what the file holds, in the other thread; where that is little, wait some seconds for it."""
         with self._lock:
             self._sort_soon()
         if self._file.num_tokens <= _MOST_NEW:
