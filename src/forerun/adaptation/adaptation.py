@@ -11,8 +11,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from forerun.adaptation.learners import learner_of
 from forerun.adaptation.pupil import Progress, Pupil
@@ -74,7 +76,6 @@ class Adaptation(Closing, Adapting):
         self._adaptable.watch(self.rings, learner.needs)
         self._closing = threading.Event()
         self._started = threading.Event()
-        learner.pause = self._waits_for_idle
         self._thread = threading.Thread(target=self._run, name="forerun-adapt", daemon=True)
 
     def start(self) -> None:
@@ -174,7 +175,9 @@ class Adaptation(Closing, Adapting):
         share = self._options.adapt_share
         while self._waits_for_idle():
             began = time.thread_time()
-            if next(work, _NOBODY) is _NOBODY:
+            with _BetweenOperations(self._makes_way):
+                piece = next(work, _NOBODY)
+            if piece is _NOBODY:
                 break
             took = time.thread_time() - began
             if self._closing.wait(took * (1 - share) / share):
@@ -229,6 +232,11 @@ class Adaptation(Closing, Adapting):
                 write_bytes(folder / _RING, excerpts_file([*older, *newest]), error=ConfigError)
                 _forget_oldest(folder.parent)
 
+    def _makes_way(self) -> None:
+        """Wait, in the middle of a piece of work, until a request that came is answered."""
+        if self._is_busy():
+            self._waits_for_idle()
+
     def _waits_for_idle(self) -> bool:
         """Wait until there has been no request for a moment; return False once this is closed."""
         idle_since = time.monotonic()
@@ -240,6 +248,19 @@ class Adaptation(Closing, Adapting):
                 return True
             self._closing.wait(_LOOKS)
         return False
+
+
+class _BetweenOperations(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Calls something before each operation of torch in this thread, those of backward passes included: a piece of
+    work takes a second with a large head, beside which no request should be computed."""
+
+    def __init__(self, call: Callable[[], object]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._call = call
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self._call()
+        return func(*args, **(kwargs or {}))
 
 
 _NOBODY = object()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence as Seq
+from collections.abc import Mapping, Sequence as Seq
 from pathlib import Path
 from typing import Any
 
@@ -45,13 +45,9 @@ class Learner(ABC):
 
     Attributes:
         needs: the states of the target that it learns from.
-        pause: called between parts of the work, and may wait.
     """
 
     needs: Needs
-
-    def __init__(self) -> None:
-        self.pause: Callable[[], object] = bool  # nothing is waited for
 
     @abstractmethod
     def module(self, tensors: Mapping[str, Tensor]) -> nn.Module:
@@ -96,7 +92,6 @@ class EagleLearner(Learner):
     """
 
     def __init__(self, adaptable: Adaptable, learnable: LearnableEagle) -> None:
-        super().__init__()
         target = adaptable.target
         head = learnable.head
         assert isinstance(target, Model)
@@ -176,11 +171,9 @@ def _matches(parts: Seq[tuple[Tensor, Tensor]], text: Tensor) -> Tensor:
 
 
 class DraftLearner(Learner):
-    """Teaches the last layers of draft models, as Transformers computes them, by the target's likeliest tokens.
-    A large model's piece of work takes seconds: it pauses between layers."""
+    """Teaches the last layers of draft models, as Transformers computes them, by the target's likeliest tokens."""
 
     def __init__(self, adaptable: Adaptable, learnable: LearnableDraft) -> None:
-        super().__init__()
         target = adaptable.target
         assert isinstance(target, Model)
         self.needs = Needs(layers=(target.num_layers,), states=True)
@@ -189,12 +182,6 @@ class DraftLearner(Learner):
         self._model = learnable.modules
         outputs = self._outputs = learnable.output_tokens
         self._columns = None if outputs is None else columns_of(outputs, target.vocab_size)
-
-        def pause(*_: object) -> None:  # no method: copies of the modules hold it, too
-            self.pause()
-
-        for layer in learnable.layers:
-            layer.register_forward_pre_hook(pause)
 
     def module(self, tensors: Mapping[str, Tensor]) -> nn.Module:
         return _Tensors(tensors)

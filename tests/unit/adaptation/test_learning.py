@@ -210,3 +210,39 @@ def test_requests_while_it_learns_in_its_thread(damaged: Any, texts: list[str], 
         assert adapting.total()["steps"] > 0
         assert torch.get_num_threads() == threads
     assert not adapting._thread.is_alive()
+
+
+@pytest.mark.parametrize("comes", ["before", "after"])
+def test_a_request_is_made_way_for_within_a_piece_of_work(
+    learning: Make, damaged: Any, texts: list[str], comes: str
+) -> None:
+    """One that comes before the forward pass of a segment, and one that comes after it, before the backward pass."""
+    llm = learning(Eagle(damaged))
+    accepted(llm, texts[:8])
+    adapting: Any = llm.adapting
+    busy, came, went = threading.Event(), threading.Event(), threading.Event()
+    adapting._is_busy = busy.is_set
+    original = adapting._learner.loss
+
+    def loss(*given: Any) -> torch.Tensor:
+        if comes == "before" and not came.is_set():
+            busy.set()
+            came.set()
+        found: torch.Tensor = original(*given)
+        if comes == "before":
+            went.set()
+        elif not came.is_set():
+            found.register_hook(lambda _: went.set())  # type: ignore[no-untyped-call]
+            busy.set()
+            came.set()
+        return found
+
+    adapting._learner.loss = loss
+    learns = threading.Thread(target=learn, args=(llm,))
+    learns.start()
+    assert came.wait(60)
+    assert not went.wait(0.3)
+    busy.clear()
+    assert went.wait(60)
+    adapting._closing.set()
+    learns.join()

@@ -66,12 +66,6 @@ class LearnableDraft:
         """Return the model as Transformers computes it, all of its weights in float32."""
         return load_transformers_model(self.file, "float32").requires_grad_(False)
 
-    @property
-    def layers(self) -> list[Any]:
-        """Return the modules of its layers."""
-        spec = self._decoder.spec
-        return [self.modules.get_submodule(spec.layer_path(index)) for index in range(len(spec.layers))]
-
     def tensors(self) -> dict[str, Tensor]:
         spec = self._decoder.spec
         first = len(spec.layers) - LEARNT_LAYERS
