@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import sys
@@ -11,10 +12,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from forerun.adaptation.learners import learner_of
 from forerun.adaptation.pupil import Progress, Pupil
@@ -80,6 +79,7 @@ class Adaptation(Closing, Adapting):
 
     def start(self) -> None:
         """Begin to learn. What was kept drafts from the first request on."""
+        atexit.register(self.close)  # Python may not end a thread within a backward pass
         self._thread.start()
         self._started.wait()
 
@@ -123,6 +123,7 @@ class Adaptation(Closing, Adapting):
 
     def close(self) -> None:
         """End the thread after its present piece of work."""
+        atexit.unregister(self.close)
         self._closing.set()
         if self._started.is_set() and threading.current_thread() is not self._thread:
             self._thread.join()
@@ -175,9 +176,7 @@ class Adaptation(Closing, Adapting):
         share = self._options.adapt_share
         while self._waits_for_idle():
             began = time.thread_time()
-            with _BetweenOperations(self._makes_way):
-                piece = next(work, _NOBODY)
-            if piece is _NOBODY:
+            if next(work, _NOBODY) is _NOBODY:
                 break
             took = time.thread_time() - began
             if self._closing.wait(took * (1 - share) / share):
@@ -207,7 +206,9 @@ class Adaptation(Closing, Adapting):
                 serving = self._learner.read(folder / _COPY)
                 self._adaptable.swap(tenant, serving)
         if serving is not None or tenant in self.rings.tenants():
-            self._pupils[tenant] = Pupil(tenant, self._adaptable, self._learner, self._original, serving)
+            self._pupils[tenant] = Pupil(
+                tenant, self._adaptable, self._learner, self._original, serving, makes_way=self._makes_way
+            )
             self._seen[tenant] = 0
 
     def _keep_copy(self, tenant: str | None, pupil: Pupil) -> None:
@@ -248,19 +249,6 @@ class Adaptation(Closing, Adapting):
                 return True
             self._closing.wait(_LOOKS)
         return False
-
-
-class _BetweenOperations(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Calls something before each operation of torch in this thread, those of backward passes included: a piece of
-    work takes a second with a large head, beside which no request should be computed."""
-
-    def __init__(self, call: Callable[[], object]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._call = call
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self._call()
-        return func(*args, **(kwargs or {}))
 
 
 _NOBODY = object()

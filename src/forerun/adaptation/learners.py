@@ -38,6 +38,8 @@ MOST_OUTPUTS = 1 << 16
 LIKELIEST = 32
 """Tokens of the target's at each position that a draft model learns from."""
 _LOGIT_ROWS = 128
+_LABEL_ROWS = 16
+"""Rows of the target's output layer at once: requests are made way for between its products, and not within one."""
 
 
 class Learner(ABC):
@@ -200,12 +202,13 @@ class DraftLearner(Learner):
         return matches.unfold(0, DEPTH, 1).cumprod(1).sum(1) if len(matches) >= DEPTH else matches[:0]
 
     def save(self, folder: Path, tensors: Mapping[str, Tensor], record: Mapping[str, Any]) -> None:
+        model = load_transformers_model(self._learnable.file, "float32")  # what learns goes on meanwhile
         with torch.no_grad():
-            for name, parameter in self._model.named_parameters():
+            for name, parameter in model.named_parameters():
                 if name in tensors:
                     parameter.copy_(tensors[name])
         tokenizer = find_tokenizer(self._learnable.file)
-        save_model(self._model, getattr(tokenizer, "full", tokenizer), folder)
+        save_model(model, getattr(tokenizer, "full", tokenizer), folder)
         write_json(folder / TRAINING_RECORD, dict(record), error=ConfigError)
 
     def read(self, folder: Path) -> dict[str, Tensor]:
@@ -228,12 +231,16 @@ class DraftLearner(Learner):
         layer = self._target.output_layer
         assert layer is not None
         output = self._target.decoder.spec.output if isinstance(self._target.decoder, NativeDecoder) else None
-        logits = layer.forward(states)
-        if output is not None:
-            logits = logits * output.scale
-            logits = logits if output.softcap is None else output.softcap * torch.tanh(logits / output.softcap)
-        probs, ids = torch.softmax(logits, -1).topk(min(LIKELIEST, logits.shape[1]))
-        return ids, probs
+        ids, probs = [], []
+        for part in torch.split(states, _LABEL_ROWS):
+            logits = layer.forward(part)
+            if output is not None:
+                logits = logits * output.scale
+                logits = logits if output.softcap is None else output.softcap * torch.tanh(logits / output.softcap)
+            top = torch.softmax(logits, -1).topk(min(LIKELIEST, logits.shape[1]))
+            ids.append(top.indices)
+            probs.append(top.values)
+        return torch.cat(ids), torch.cat(probs)
 
 
 class _Tensors(nn.Module):

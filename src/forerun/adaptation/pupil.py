@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Iterator, Mapping, Sequence as Seq
+from collections.abc import Callable, Iterator, Mapping, Sequence as Seq
 from dataclasses import dataclass
 from math import erfc, inf, log1p, sqrt
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from forerun.adaptation.learners import Learner
 from forerun.adaptation.ring import Excerpt
@@ -63,6 +65,7 @@ class Pupil:
     Args:
         original: the tensors as they were loaded.
         serving: those of a copy that drafts already; None: the original does.
+        makes_way: called between any two operations of torch while it learns or is judged, and may wait.
 
     Attributes:
         progress: of its learning.
@@ -76,11 +79,14 @@ class Pupil:
         learner: Learner,
         original: Mapping[str, Tensor],
         serving: Mapping[str, Tensor] | None = None,
+        *,
+        makes_way: Callable[[], object],
     ) -> None:
         self._tenant = tenant
         self._adaptable = adaptable
         self._learner = learner
         self._original = original
+        self._makes_way = makes_way
         self.serving = serving
         self.progress = Progress(is_adapted=serving is not None)
         self._random = random.Random(0)
@@ -135,7 +141,8 @@ class Pupil:
     def _step(self, segments: Seq[Excerpt]) -> Iterator[None]:
         total = sum(each.num_tokens for each in segments)
         for segment in segments:
-            (self._learner.loss(self.module, segment) / total).backward()  # type: ignore[no-untyped-call]
+            with _BetweenOperations(self._makes_way):
+                (self._learner.loss(self.module, segment) / total).backward()  # type: ignore[no-untyped-call]
             yield
         nn.utils.clip_grad_norm_(self.module.parameters(), CLIP)
         self._optimiser.step()
@@ -151,7 +158,8 @@ class Pupil:
         accepted: dict[str, list[Tensor]] = {name: [] for name in modules}
         for segment in segments:
             for name, module in modules.items():
-                accepted[name].append(self._learner.accepted(module, segment))
+                with _BetweenOperations(self._makes_way):
+                    accepted[name].append(self._learner.accepted(module, segment))
                 yield
         found = {name: torch.cat(each) if each else torch.zeros(0) for name, each in accepted.items()}
         self.progress.judged = {
@@ -184,6 +192,22 @@ class Pupil:
             *(self._adaptable.name, "is back as it was loaded" if tensors is None else "was swapped for its copy"),
             *(hash(self._tenant) % 1000, progress.before, progress.after, len(after)),
         )
+
+
+class _BetweenOperations(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Calls something before each operation of torch in this thread, those of backward passes included.
+
+    A piece of work takes a second with a large head, beside which no request should be computed. Swaps are none: they
+    pack weights, under a lock for which others would wait.
+    """
+
+    def __init__(self, call: Callable[[], object]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._call = call
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self._call()
+        return func(*args, **(kwargs or {}))
 
 
 @dataclass(frozen=True, slots=True)

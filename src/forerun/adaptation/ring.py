@@ -23,7 +23,7 @@ BEFORE = 128
 OVERLAP = 16
 """The same of the segment before."""
 SEGMENT = 128
-"""Verified tokens of a segment at most: one piece of learning, which a request may have to wait beside."""
+"""Verified tokens of a segment at most: one piece of learning."""
 LEAST = 4
 """The same at least: fewer hold no whole draft."""
 MOST_TENANTS = 4

@@ -168,6 +168,28 @@ def test_a_draft_model_learns_in_its_last_layers(
     assert accepted(saved, texts[:6])[0] == pytest.approx(learnt, abs=0.1)
 
 
+def test_a_draft_model_is_saved_in_the_middle_of_its_learning(learning: Make, texts: list[str], tmp_path: Path) -> None:
+    llm = learning("draft-model")
+    accepted(llm, texts[:4])
+    adapting: Any = llm.adapting
+    learner = adapting._learner
+    drafts = noisy(adapting._original, 1.0)
+    module = learner.module(adapting._original)
+    saved: list[Path] = []
+
+    def save(*_: object) -> None:
+        if not saved:
+            saved.append(tmp_path / "draft")
+            learner.save(saved[0], drafts, {})
+
+    with learner._model.get_output_embeddings().register_forward_pre_hook(save):
+        older, newest = adapting.rings.split(None)
+        learner.loss(module, [*older, *newest][0]).backward()
+    assert all(torch.equal(each, adapting._original[name]) for name, each in learner.parameters(module).items())
+    read = learner.read(saved[0])
+    assert all(torch.allclose(read[name], each, rtol=1e-2) for name, each in drafts.items())
+
+
 @pytest.mark.parametrize(
     ("drafter", "said"), [(None, "no drafter"), (Suffix(), "Suffix"), ("medusa", "Medusa"), ("staged", "Staged")]
 )

@@ -100,8 +100,8 @@ IMITATED_ROWS = 96
 FITTED_ROWS = 480
 """Packed rows from which a draft is fitted, at most: of 512 tokens, 50 tokens for each input of a matrix of 4,864."""
 _STATES_BYTES = 1 << 31
-"""Their states, which are kept in memory, with the draft's own, at most: 468 rows of 512 tokens and three layers of
-896 numbers."""
+"""Their states, the draft's own, and masks, which are kept in memory, at most: 442 rows of 512 tokens and three layers
+of 896 numbers."""
 _LEAST_VARIANCE = 1e-6
 LOGITS_AT_ONCE = {"cpu": 1 << 25, "cuda": 1 << 29, "mps": 1 << 25}
 """Logits in memory at once, with their gradients; those of more positions are recomputed in the backward pass."""
@@ -276,7 +276,7 @@ class StartStates:
         self._device = training_device(options.device)
         self._layers = layers
         number_bytes = len(layers) * TargetStates.dtype.itemsize + torch.float32.itemsize
-        most = max(1, _STATES_BYTES // (rows.window * width * number_bytes))
+        most = max(1, _STATES_BYTES // (rows.window * (width * number_bytes + rows.window)))
         self._rows = rows.batch(0, min(len(rows), most_rows, most), options.seed)
         self._width = width
         self._per_step = min(per_step, len(self._rows.tokens))
