@@ -55,10 +55,10 @@ def opened(options: argparse.Namespace, *, adapt: bool) -> LLM:
     return LLM(options.model, options.drafter, num_draft_tokens=options.k, adapt=learning)
 
 
-def answer(llm: LLM, case: Case) -> Any:
+def answer(llm: LLM, case: Case, max_tokens: int = 256) -> Any:
     """Answer one case greedily."""
     ask: Any = llm.generate if isinstance(case.opening, str) else llm.chat
-    return ask(case.opening, SamplingParams(temperature=0, max_tokens=256), use_tqdm=False)
+    return ask(case.opening, SamplingParams(temperature=0, max_tokens=max_tokens), use_tqdm=False)
 
 
 def rate(answers: Sequence[Any]) -> float:
@@ -191,6 +191,16 @@ def ask(path: str, body: dict[str, Any] | None = None) -> Any:
         return json.loads(found.read())
 
 
+def asked_of(case: Case) -> str:
+    """Return the server's greedy answer to one case."""
+    body: dict[str, Any] = {"temperature": 0, "max_tokens": 128}
+    if isinstance(case.opening, str):
+        text: str = ask("/v1/completions", body | {"prompt": case.opening})["choices"][0]["text"]
+    else:
+        text = ask("/v1/chat/completions", body | {"messages": case.opening})["choices"][0]["message"]["content"]
+    return text
+
+
 def started(options: argparse.Namespace, folder: str) -> Iterator[subprocess.Popen[bytes]]:
     """Start servers, one after the end of another."""
     command = [sys.executable, "-m", "forerun", "serve", options.model, "--drafter", options.drafter, "--adapt"]
@@ -209,10 +219,10 @@ def started(options: argparse.Namespace, folder: str) -> Iterator[subprocess.Pop
 def soak(options: argparse.Namespace) -> bool:
     """Serve, kill the server at random every few minutes, and look that texts are those of plain decoding, that what
     was learnt comes back, and that memory stays level."""
-    cases = [case for case in load_workload(options.prompts) if isinstance(case.opening, str)]
+    cases = load_workload(options.prompts)
     draws = random.Random(0)
     end = time.monotonic() + 60 * options.minutes
-    known: dict[str, str] = {}
+    known: dict[str, tuple[Case, str]] = {}
     memory, wrong, lost, kills = [], 0, 0, 0
     with TemporaryDirectory() as folder:
         servers = started(options, folder)
@@ -224,9 +234,8 @@ def soak(options: argparse.Namespace) -> bool:
             kill_at = time.monotonic() + draws.uniform(60, 300)
             while time.monotonic() < min(end, kill_at):
                 case = draws.choice(cases)
-                body = {"prompt": case.opening, "temperature": 0, "max_tokens": 128}
-                text = ask("/v1/completions", body)["choices"][0]["text"]
-                wrong += known.setdefault(str(case.opening), text) != text
+                text = asked_of(case)
+                wrong += known.setdefault(str(case.opening), (case, text))[1] != text
                 time.sleep(draws.uniform(0, 2 * options.gap))
             pages = int(Path(f"/proc/{server.pid}/statm").read_text().split()[1])
             memory.append(pages * os.sysconf("SC_PAGE_SIZE") >> 20)
@@ -236,9 +245,8 @@ def soak(options: argparse.Namespace) -> bool:
             kills += 1
         servers.close()  # type: ignore[attr-defined]
     with LLM(options.model, None) as plain:
-        params = SamplingParams(temperature=0, max_tokens=128)
-        for prompt, text in list(known.items())[:50]:
-            wrong += plain.generate(prompt, params, use_tqdm=False).text != text
+        for case, text in list(known.values())[:50]:
+            wrong += answer(plain, case, 128).text != text
     half = len(memory) // 2
     is_level = half == 0 or max(memory[half:]) <= 1.1 * max(memory[:half])
     tell(goal="nothing lost, no other text, memory level", kills=kills, wrong=wrong, lost=lost, memory=memory)
