@@ -18,6 +18,7 @@ from forerun.drafters.models.eagle.drafting import LearnableEagle
 from forerun.drafters.models.head_files.folder import load_head, save_head
 from forerun.drafters.models.learnable_draft import LearnableDraft
 from forerun.errors import ConfigError, DrafterError, ModelLoadError
+from forerun.kernels.torch.elementwise import softcap
 from forerun.models import Model, find_tokenizer, load_transformers_model
 from forerun.models.fused.native import NativeDecoder
 from forerun.train.accelerator import columns_of
@@ -231,12 +232,13 @@ class DraftLearner(Learner):
         layer = self._target.output_layer
         assert layer is not None
         output = self._target.decoder.spec.output if isinstance(self._target.decoder, NativeDecoder) else None
-        ids, probs = [], []
+        ids = []
+        probs = []
         for part in torch.split(states, _LABEL_ROWS):
             logits = layer.forward(part)
             if output is not None:
                 logits = logits * output.scale
-                logits = logits if output.softcap is None else output.softcap * torch.tanh(logits / output.softcap)
+                logits = logits if output.softcap is None else softcap(logits, output.softcap)
             top = torch.softmax(logits, -1).topk(min(LIKELIEST, logits.shape[1]))
             ids.append(top.indices)
             probs.append(top.values)

@@ -226,7 +226,8 @@ def run_type(folder: Path, name: str, where: torch.device, console: Console) -> 
 def pin(folder: Path, options: dict[str, Any], later: Collection[str] = ()) -> None:
     """Write `options` into `folder`, or compare them with those a former run wrote there.
 
-    later: keys that a run may lack, as it was begun by an earlier version or is not so far yet; they are added.
+    later: keys that the file may lack, as an earlier version began the run, which are added; or `options`, as they are
+        not known yet.
 
     Raises:
         ConfigError: the file is damaged, or some differ.
@@ -238,9 +239,10 @@ def pin(folder: Path, options: dict[str, Any], later: Collection[str] = ()) -> N
         return
     found = pinned(folder).values
     former = {**{key: plain[key] for key in later if key in plain}, **found}
-    changed = sorted(key for key in {*plain, *former} if plain.get(key) != former.get(key))
+    given = {**{key: found[key] for key in later if key in found}, **plain}
+    changed = sorted(key for key in {*given, *former} if given.get(key) != former.get(key))
     if changed:
-        described = ", ".join(f"{key} was {str(former.get(key))[:80]} and is {plain.get(key)}" for key in changed)
+        described = ", ".join(f"{key} was {str(former.get(key))[:80]} and is {given.get(key)}" for key in changed)
         raise ConfigError(f"{folder} belongs to another run: {described}. Give the same options, or another OUT.")
     if former != found:
         write_json(path, former, error=ConfigError)

@@ -214,7 +214,7 @@ def test_a_cut_draft_is_killed_in_any_stage_resumed_saved_and_served(
     for changed, message in (
         (replace(OPTIONS, loss="forward-kl"), "loss was hybrid and is forward-kl"),
         (replace(OPTIONS, dtype="bfloat16"), "dtype was float32 and is bfloat16"),
-        (replace(OPTIONS, output_tokens=50), "(vocabulary|output_tokens) was"),
+        (replace(OPTIONS, output_tokens=50), "output_tokens was" if is_fitted else "vocabulary was"),
     ):
         with pytest.raises(ConfigError, match=message):
             run(draft, "b", changed, resume=True)

@@ -642,13 +642,8 @@ class _Stages:
     def _pin(self, name: str, facts: dict[str, Any]) -> None:
         """Pin the options of a stage, or compare them with those of a run that goes on. Raises ConfigError as `pin`."""
         chosen = {key: asdict(self.options)[key] for key in ("learning_rate", "tokens_per_step", "pruning")}
-        shards = pinned(self.folder / name).integer(SHARDS, None)  # which a fit does not know
-        known = {} if shards is None else {SHARDS: shards}
-        pin(
-            self.folder / name,
-            known | chosen | facts | {START: self.start, DTYPE: dtype_name(self.dtype)},
-            later=(KEPT, SHARDS),
-        )
+        pinned_facts = chosen | facts | {START: self.start, DTYPE: dtype_name(self.dtype)}
+        pin(self.folder / name, pinned_facts, later=(KEPT, SHARDS))
 
     def _optimisers(self) -> Optimisers:
         return Optimisers(self.draft, self.options.optimisation, self.dtype)
